@@ -1,0 +1,253 @@
+"""The consumer's half of a rank: producers that we dialled, and the transfers that we wait for."""
+
+import logging
+from functools import partial
+
+from kvberth.layout import LayoutError, find_mismatch, plan_runs
+from kvberth.mover.flights import Flights
+from kvberth.mover.inbox import Outbox
+from kvberth.mover.links import Link, LinkState
+from kvberth.mover.wire import Wire, block_error, disconnect, report_end
+from kvberth.protocol import (
+    PROTOCOL_VERSION,
+    Action,
+    Consumer,
+    EndRecord,
+    EngineCard,
+    MalformedMessage,
+    Reason,
+    ReleaseRequest,
+    ReportReceived,
+    SendMessage,
+    StartRead,
+    StartWrite,
+    StopPosting,
+    Timing,
+    TransferKey,
+    VersionMismatch,
+    decode,
+    encode,
+)
+from kvberth.protocol.consumer import ConsumerState
+from kvberth.protocol.events import (
+    ConsumerEvent,
+    PeerReady,
+    PeerRefused,
+    ReadsDone,
+    ReadsFailed,
+)
+from kvberth.protocol.ids import PeerName
+from kvberth.protocol.messages import (
+    Accepted,
+    Ended,
+    Heartbeat,
+    Hello,
+    HelloNeeded,
+    Incompatible,
+    Located,
+    Message,
+    Quiesced,
+    Welcome,
+    Writing,
+)
+from kvberth.transport import Direction, Transport, TransportError
+
+__all__ = ["ConsumerSide"]
+
+_log = logging.getLogger(__name__)
+
+
+class ConsumerSide:
+    """Drives `Consumer`. Used by the mover's thread only."""
+
+    def __init__(self, card: EngineCard, transport: Transport, wire: Wire, outbox: Outbox, timing: Timing) -> None:
+        self._card = card
+        self._transport = transport
+        self._wire = wire
+        self._outbox = outbox
+        self._timing = timing
+        self._machine = Consumer(timing)
+        self._flights = Flights(transport)
+        self._links: dict[str, Link] = {}
+        self._agents: dict[PeerName, str] = {}
+
+    def is_moving(self) -> bool:
+        """Whether bytes may be moving: our READs, or WRITEs of a producer."""
+        return bool(len(self._flights) or self._machine.count(ConsumerState.RECEIVING))
+
+    def next_moment(self) -> float | None:
+        """When time alone gives us something to do."""
+        moments = [self._machine.next_deadline()]
+        for link in self._links.values():
+            if link.state is LinkState.GREETING:
+                moments.append(link.opened_at + self._timing.connect_seconds)
+            elif self._is_live(link):
+                moments.append(min(link.next_heartbeat, link.last_heard + self._timing.silence_seconds))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def begin(self, key: TransferKey, address: str, event: ConsumerEvent, now: float) -> None:
+        """A request waits for, or declines, the KV of the producer at `address`."""
+        self._tell(key, event, now)
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = Link(address, opened_at=now, last_heard=now)
+            self._wire.dial(address)
+            self._wire.send_to_server(address, encode(Hello(self._card)))
+        if link.peer is None or link.state is LinkState.GREETING:
+            link.waiting.append(key)
+            return
+        if not self._is_live(link):  # nothing has been said for a while: the silence starts to count now
+            link.last_heard, link.next_heartbeat = now, now
+        self._tell(key, PeerReady(link.peer), now)
+
+    def tell(self, key: TransferKey, event: ConsumerEvent, now: float) -> None:
+        """Something else happened to a transfer."""
+        self._tell(key, event, now)
+
+    def receive(self, address: str, frame: bytes, now: float) -> None:
+        """A frame from a producer that we dialled."""
+        link = self._links.get(address)
+        if link is None:
+            return
+        link.last_heard = now
+        try:
+            message = decode(frame)
+        except VersionMismatch as error:
+            detail = _mismatch_text("protocol_version", str(error.theirs), str(PROTOCOL_VERSION))
+            self._refuse(link, Reason.INCOMPATIBLE, detail, now)
+        except MalformedMessage as error:
+            _log.warning("kvberth: dropped a control message from prefill worker %s: %s", address, error)
+        else:
+            self._dispatch(link, message, now)
+
+    def turn(self, now: float) -> None:
+        """Liveness, then deadlines, then transfers."""
+        for link in list(self._links.values()):
+            self._check(link, now)
+        self._do(self._machine.fire(now), now)
+        for landing in self._flights.advance():
+            moved = (landing.num_bytes, landing.num_descriptors)
+            self._tell(landing.key, ReadsFailed(landing.error) if landing.error else ReadsDone(*moved), now)
+
+    def lose_all(self, detail: str, now: float) -> None:
+        """Give up on every producer that we wait for."""
+        for link in list(self._links.values()):
+            if link.state is LinkState.GREETING or self._is_live(link):
+                self._lose(link, detail, now)
+
+    # Links.
+
+    def _is_live(self, link: Link) -> bool:
+        return link.peer is not None and self._machine.has_live(link.peer)
+
+    def _check(self, link: Link, now: float) -> None:
+        if link.state is LinkState.GREETING:
+            if now - link.opened_at >= self._timing.connect_seconds:
+                detail = f"no answer from {link.address} within {self._timing.connect_seconds:g} s"
+                self._refuse(link, Reason.PEER_UNREACHABLE, detail, now)
+        elif link.peer is not None and self._is_live(link):
+            if now - link.last_heard >= self._timing.silence_seconds:
+                self._lose(link, f"silent for {now - link.last_heard:.1f} s", now)
+            elif now >= link.next_heartbeat:
+                link.next_heartbeat = now + self._timing.heartbeat_seconds
+                self._wire.send_to_server(link.address, encode(Heartbeat(self._machine.live_with(link.peer))))
+                self._do(self._machine.repeat_cancels(link.peer), now)
+
+    def _dispatch(self, link: Link, message: Message, now: float) -> None:
+        match message:
+            case Welcome(card):
+                self._welcome(link, card, now)
+            case Incompatible(field, producer_value, consumer_value):
+                self._refuse(link, Reason.INCOMPATIBLE, _mismatch_text(field, producer_value, consumer_value), now)
+            case HelloNeeded():
+                self._wire.send_to_server(link.address, encode(Hello(self._card)))
+            case Heartbeat():
+                pass
+            case Located(blocks=blocks) if link.card is not None and (error := block_error(blocks, link.card)):
+                self._lose(link, f"it offers blocks that it cannot have: {error}", now)
+            case Accepted() | Writing() | Located() | Ended() | Quiesced():
+                self._tell(message.key, message, now)
+            case _:
+                _log.warning("kvberth: a prefill worker does not send %s; dropped", type(message).__name__)
+
+    def _welcome(self, link: Link, card: EngineCard, now: float) -> None:
+        peer = PeerName(card.peer_name)
+        if link.peer is not None and link.peer != peer:
+            self._cut(link.peer, "the prefill worker was restarted", now)
+        mismatch = find_mismatch(producer=card.fingerprint, consumer=self._card.fingerprint)
+        if mismatch is not None:
+            self._refuse(link, Reason.INCOMPATIBLE, str(mismatch), now)
+            return
+        if peer not in self._agents:
+            try:
+                self._agents[peer] = self._transport.add_peer(card.agent_metadata)
+            except TransportError as error:
+                self._refuse(link, Reason.TRANSPORT, str(error), now)
+                return
+            _log.info("kvberth: prefill worker %s at %s is connected", card.engine_id, link.address)
+        link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
+        waiting, link.waiting = link.waiting, []
+        for key in waiting:
+            self._tell(key, PeerReady(peer), now)
+
+    def _refuse(self, link: Link, reason: Reason, detail: str, now: float) -> None:
+        """The producer cannot be used: end what waits for it, and try anew with the next request."""
+        _log.error("kvberth: prefill worker at %s cannot be used: %s", link.address, detail)
+        self._drop(link, detail, now)
+        for key in link.waiting:
+            self._tell(key, PeerRefused(reason, detail), now)
+
+    def _lose(self, link: Link, detail: str, now: float) -> None:
+        _log.error("kvberth: prefill worker at %s is lost: %s", link.address, detail)
+        self._drop(link, detail, now)
+        for key in link.waiting:
+            self._tell(key, PeerRefused(Reason.PEER_LOST, detail), now)
+
+    def _drop(self, link: Link, detail: str, now: float) -> None:
+        del self._links[link.address]
+        self._wire.hang_up(link.address)
+        if link.peer is not None:
+            self._cut(link.peer, detail, now)
+
+    def _cut(self, peer: PeerName, detail: str, now: float) -> None:
+        """Tear down the transport to a producer, and only then let its transfers end."""
+        agent = self._agents.pop(peer, None)
+        if agent is not None:
+            disconnect(self._transport, agent)
+        self._do(self._machine.lose_peer(peer, detail, now), now)
+
+    # Actions.
+
+    def _tell(self, key: TransferKey, event: ConsumerEvent, now: float) -> None:
+        self._do(self._machine.handle(key, event, now), now)
+
+    def _do(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case SendMessage(peer, message):
+                    for link in self._links.values():
+                        if link.peer == peer:
+                            self._wire.send_to_server(link.address, encode(message))
+                case StartRead():
+                    self._start(action, now)
+                case StopPosting(key):
+                    self._flights.stop(key)
+                case ReportReceived():
+                    self._outbox.received(action)
+                case EndRecord():
+                    report_end(action, self._flights, self._outbox)
+                case StartWrite() | ReleaseRequest():
+                    raise AssertionError(f"a consumer does not ask for {action}")
+
+    def _start(self, action: StartRead, now: float) -> None:
+        card = next(each.card for each in self._links.values() if each.peer == action.peer)
+        assert card is not None
+        plan = partial(plan_runs, self._card.regions, card.regions, action.local_blocks, action.remote_blocks)
+        try:
+            self._flights.start(action.key, Direction.READ, self._agents[action.peer], plan)
+        except LayoutError as error:
+            self._tell(action.key, ReadsFailed(str(error)), now)
+
+
+def _mismatch_text(field: str, producer_value: str, consumer_value: str) -> str:
+    return f"{field} differs: prefill worker has {producer_value}, decode worker has {consumer_value}"

@@ -1,0 +1,109 @@
+"""What the mover's thread does, without the thread: frames and commands in, frames and results out.
+
+The core is told the time and never waits, so that a test can run two cores against each other step by step.
+
+Memory safety rests on three rules. A producer that is lost is cut off at the transport before its transfers end here.
+A rank that was itself unresponsive for too long (stopped, swapped out) gives up on all its peers before it does
+anything else, since they have given up on it and may have given its target blocks to others. And every block id that a
+peer names is checked against its own region before anything is posted.
+"""
+
+from kvberth.mover.commands import (
+    AbortRequest,
+    AnnouncePrefill,
+    AwaitRequest,
+    Command,
+    DeclineRequest,
+    EndPrefill,
+    FinishPrefill,
+)
+from kvberth.mover.consumer_side import ConsumerSide
+from kvberth.mover.inbox import Outbox
+from kvberth.mover.producer_side import ProducerSide
+from kvberth.mover.wire import Wire
+from kvberth.protocol import EngineCard, Timing
+from kvberth.protocol.events import RequestAborted
+from kvberth.transport import Transport
+
+__all__ = ["Core"]
+
+_LIVE_POLL_SECONDS = 0.001
+"""How often the transport is looked at while bytes may be moving."""
+
+
+class Core:
+    """One rank's handoffs, in both roles. Used by one thread.
+
+    Args:
+        card: what peers are told of this rank.
+        transport: with the card's regions registered.
+        wire: the control channel.
+        outbox: where results go.
+        timing: leases, deadlines, heartbeats.
+    """
+
+    def __init__(self, card: EngineCard, transport: Transport, wire: Wire, outbox: Outbox, timing: Timing) -> None:
+        self._rank = card.rank
+        self._transport = transport
+        self._timing = timing
+        self._producing = ProducerSide(card, transport, wire, outbox, timing)
+        self._consuming = ConsumerSide(card, transport, wire, outbox, timing)
+        self._last_turn: float | None = None
+
+    def is_moving(self) -> bool:
+        """Whether bytes may be moving, so that the transport must be driven on this side."""
+        return self._producing.is_moving() or self._consuming.is_moving()
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Seconds until `turn` has something to do without a frame or a command; None for never."""
+        if self.is_moving():
+            return _LIVE_POLL_SECONDS
+        moments = [self._producing.next_moment(now), self._consuming.next_moment()]
+        due = min((moment for moment in moments if moment is not None), default=None)
+        return None if due is None else max(0.0, due - now)
+
+    def begin_turn(self, now: float, slept: float | None) -> None:
+        """First thing after waking: if we have been unresponsive, our peers have given up on us.
+
+        Args:
+            now: the time.
+            slept: the longest sleep that was asked for; None for one without end, after which no gap is a stall.
+        """
+        patience = self._timing.silence_seconds - self._timing.heartbeat_seconds
+        gap = now - self._last_turn if self._last_turn is not None else 0.0
+        if slept is not None and gap > slept + patience:
+            detail = f"this engine was unresponsive for {gap:.1f} s"
+            self._producing.lose_all(detail, now)
+            self._consuming.lose_all(detail, now)
+
+    def command(self, command: Command, now: float) -> None:
+        """One command of the engine."""
+        match command:
+            case AnnouncePrefill(keys, prefill) | FinishPrefill(keys, prefill) | EndPrefill(keys, prefill):
+                for key in keys:
+                    self._producing.tell(key, prefill, now)
+            case AwaitRequest(key, host, port, request) | DeclineRequest(key, host, port, request):
+                self._consuming.begin(key, f"{host}:{port + self._rank}", request, now)
+            case AbortRequest(key):
+                self._consuming.tell(key, RequestAborted(), now)
+
+    def frame_from_client(self, route: bytes, frame: bytes, now: float) -> None:
+        """A frame from an engine that dialled us."""
+        self._producing.receive(route, frame, now)
+
+    def frame_from_server(self, address: str, frame: bytes, now: float) -> None:
+        """A frame from a producer that we dialled."""
+        self._consuming.receive(address, frame, now)
+
+    def turn(self, now: float) -> None:
+        """Everything that time and the transport bring."""
+        self._last_turn = now
+        if self.is_moving():
+            self._transport.progress()
+        self._producing.turn(now)
+        self._consuming.turn(now)
+
+    def close(self, now: float) -> None:
+        """Drop all peers, so that nothing of theirs reaches our memory any more."""
+        self._producing.lose_all("this engine is shutting down", now)
+        self._consuming.lose_all("this engine is shutting down", now)

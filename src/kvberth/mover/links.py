@@ -1,0 +1,60 @@
+"""The other engines, as one rank sees them: those it dialled and those that dialled it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvberth.protocol import EngineCard, TransferKey
+from kvberth.protocol.ids import PeerName
+
+__all__ = ["Client", "Link", "LinkState"]
+
+
+class LinkState(StrEnum):
+    """Whether a dialled producer can be used."""
+
+    GREETING = "greeting"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class Link:
+    """Consumer's end: one producer rank that we dialled.
+
+    Attributes:
+        address: `host:port` of its control channel.
+        waiting: transfers that wait for it to be ready.
+        last_heard: when its last message came, or when we began to listen.
+    """
+
+    address: str
+    opened_at: float
+    last_heard: float
+    state: LinkState = LinkState.GREETING
+    card: EngineCard | None = None
+    waiting: list[TransferKey] = field(default_factory=list)
+    next_heartbeat: float = 0.0
+
+    @property
+    def peer(self) -> PeerName | None:
+        """The producer's name, once it has answered."""
+        return PeerName(self.card.peer_name) if self.card else None
+
+
+@dataclass(slots=True)
+class Client:
+    """Producer's end: one consumer rank that dialled us.
+
+    Attributes:
+        route: where the control channel finds it.
+        agent: its name at the transport.
+    """
+
+    route: bytes
+    card: EngineCard
+    agent: str
+    last_heard: float
+
+    @property
+    def peer(self) -> PeerName:
+        """The consumer's name."""
+        return PeerName(self.card.peer_name)

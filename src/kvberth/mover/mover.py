@@ -1,0 +1,137 @@
+"""The thread that owns the transport and the control channel of one rank."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kvberth.mover.channel import Channel
+from kvberth.mover.commands import Command
+from kvberth.mover.core import Core
+from kvberth.mover.inbox import Inbox, Outbox
+from kvberth.mover.results import Results
+from kvberth.protocol import EngineCard, Timing
+from kvberth.transport import Transport
+
+__all__ = ["Mover", "MoverFailed"]
+
+_log = logging.getLogger(__name__)
+
+_FRAMES_PER_TURN = 256
+"""Frames taken from one socket before the transfers get their turn, so that a flood cannot starve them."""
+
+
+class MoverFailed(RuntimeError):
+    """The mover's thread has ended with an error; the engine cannot hand over KV any more."""
+
+
+class Mover:
+    """Starts, watches and stops the thread. `start`, `submit`, `take` and `stop` belong to the engine's thread.
+
+    Args:
+        make_transport: called on the mover's thread, which then owns the result; its memory is registered there too.
+        make_card: makes what peers are told, given the transport's metadata.
+        listen: `(host, port)` to accept consumers at; None for an engine that is a consumer only.
+        timing: leases, deadlines, heartbeats.
+    """
+
+    def __init__(
+        self,
+        make_transport: Callable[[], Transport],
+        make_card: Callable[[bytes], EngineCard],
+        listen: tuple[str, int] | None,
+        timing: Timing,
+    ) -> None:
+        self._make_transport = make_transport
+        self._make_card = make_card
+        self._listen = listen
+        self._timing = timing
+        self._inbox = Inbox()
+        self._outbox = Outbox()
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="kvberth-mover", daemon=True)
+
+    def start(self, timeout_seconds: float = 60.0) -> None:
+        """Start the thread and wait until it can work.
+
+        Raises:
+            MoverFailed: it could not start: the port is taken, the transport cannot be made, the memory cannot be
+                registered. The cause is chained.
+        """
+        self._thread.start()
+        if not self._ready.wait(timeout_seconds):
+            raise MoverFailed(f"the mover was not ready within {timeout_seconds:g} s")
+        self._raise_failure()
+
+    def submit(self, command: Command) -> None:
+        """Hand a command over; returns at once.
+
+        Raises:
+            MoverFailed: nobody will carry it out.
+        """
+        self._raise_failure()
+        self._inbox.put(command)
+
+    def take(self) -> Results:
+        """What has come out since the last call.
+
+        Raises:
+            MoverFailed: the thread has ended with an error.
+        """
+        self._raise_failure()
+        return self._outbox.take()
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        """Stop the thread and wait for its end. Safe to call twice."""
+        if not self._thread.is_alive():
+            return
+        self._stopping.set()
+        self._inbox.wake()
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            _log.error("kvberth: the mover did not stop within %g s", timeout_seconds)
+        else:
+            self._inbox.close()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise MoverFailed(f"the kvberth mover failed: {self._failure}") from self._failure
+
+    def _run(self) -> None:
+        """The thread's outermost frame: whatever is raised below becomes the engine's failure."""
+        channel = Channel()
+        try:
+            transport = self._make_transport()
+            try:
+                if self._listen is not None:
+                    channel.listen(*self._listen)
+                card = self._make_card(transport.metadata())
+                core = Core(card, transport, channel, self._outbox, self._timing)
+                channel.watch(self._inbox.fileno())
+                self._ready.set()
+                self._work(core, channel)
+                core.close(time.monotonic())
+            finally:
+                transport.close()
+        except BaseException as error:
+            _log.exception("kvberth: the mover failed")
+            self._failure = error
+        finally:
+            channel.close()
+            self._ready.set()
+
+    def _work(self, core: Core, channel: Channel) -> None:
+        while not self._stopping.is_set():
+            longest_sleep = core.next_wakeup(time.monotonic())
+            channel.wait(longest_sleep)
+            now = time.monotonic()
+            core.begin_turn(now, longest_sleep)
+            for command in self._inbox.take():
+                core.command(command, now)
+            for route, frame in channel.from_clients(_FRAMES_PER_TURN):
+                core.frame_from_client(route, frame, now)
+            for address, frame in channel.from_servers(_FRAMES_PER_TURN):
+                core.frame_from_server(address, frame, now)
+            core.turn(time.monotonic())

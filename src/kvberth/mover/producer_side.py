@@ -1,0 +1,210 @@
+"""The producer's half of a rank: consumers that dialled us, and the transfers that we owe them."""
+
+import logging
+from functools import partial
+
+from kvberth.layout import LayoutError, find_mismatch, plan_runs
+from kvberth.mover.flights import Flights
+from kvberth.mover.inbox import Outbox
+from kvberth.mover.links import Client
+from kvberth.mover.wire import Wire, block_error, disconnect, report_end
+from kvberth.protocol import (
+    PROTOCOL_VERSION,
+    Action,
+    EndRecord,
+    EngineCard,
+    MalformedMessage,
+    Producer,
+    ReleaseRequest,
+    ReportReceived,
+    SendMessage,
+    StartRead,
+    StartWrite,
+    StopPosting,
+    Timing,
+    TransferKey,
+    VersionMismatch,
+    decode,
+    encode,
+)
+from kvberth.protocol.events import (
+    CancelReceived,
+    DoneReceived,
+    ProducerEvent,
+    RegisterReceived,
+    WritesDone,
+    WritesFailed,
+)
+from kvberth.protocol.ids import PeerName
+from kvberth.protocol.messages import (
+    Cancel,
+    Done,
+    Heartbeat,
+    Hello,
+    HelloNeeded,
+    Incompatible,
+    Message,
+    Register,
+    Welcome,
+)
+from kvberth.protocol.producer import ProducerState
+from kvberth.transport import Direction, Transport, TransportError
+
+__all__ = ["ProducerSide"]
+
+_log = logging.getLogger(__name__)
+
+
+class ProducerSide:
+    """Drives `Producer`. Used by the mover's thread only."""
+
+    def __init__(self, card: EngineCard, transport: Transport, wire: Wire, outbox: Outbox, timing: Timing) -> None:
+        self._card = card
+        self._transport = transport
+        self._wire = wire
+        self._outbox = outbox
+        self._timing = timing
+        self._machine = Producer(card.fingerprint.block_size, timing)
+        self._flights = Flights(transport)
+        self._clients: dict[PeerName, Client] = {}
+        self._peer_of_route: dict[bytes, PeerName] = {}
+
+    def is_moving(self) -> bool:
+        """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
+        return bool(len(self._flights) or self._machine.count(ProducerState.READING))
+
+    def next_moment(self, now: float) -> float | None:
+        """When time alone gives us something to do.
+
+        While a consumer waits for us that is not later than one heartbeat from now, so that a long gap between two
+        turns can only be a stall of our own.
+        """
+        moments = [self._machine.next_deadline()]
+        for client in self._clients.values():
+            if self._machine.has_live(client.peer):
+                silent_at = client.last_heard + self._timing.silence_seconds
+                moments.append(min(silent_at, now + self._timing.heartbeat_seconds))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tell(self, key: TransferKey, event: ProducerEvent, now: float) -> None:
+        """Something happened to a transfer."""
+        self._do(self._machine.handle(key, event, now), now)
+
+    def receive(self, route: bytes, frame: bytes, now: float) -> None:
+        """A frame from an engine that dialled us."""
+        try:
+            message = decode(frame)
+        except VersionMismatch as error:
+            answer = Incompatible("protocol_version", str(PROTOCOL_VERSION), str(error.theirs))
+            self._wire.send_to_client(route, encode(answer))
+            return
+        except MalformedMessage as error:
+            _log.warning("kvberth: dropped a control message from a decode worker: %s", error)
+            return
+        if isinstance(message, Hello):
+            self._greet(route, message.card, now)
+            return
+        peer = self._peer_of_route.get(route)
+        if peer is None:
+            self._wire.send_to_client(route, encode(HelloNeeded()))
+            return
+        client = self._clients[peer]
+        client.last_heard = now
+        self._dispatch(client, message, now)
+
+    def turn(self, now: float) -> None:
+        """Liveness, then deadlines, then transfers."""
+        for client in list(self._clients.values()):
+            silence = now - client.last_heard
+            if silence >= self._timing.silence_seconds and self._machine.has_live(client.peer):
+                self._lose(client, f"silent for {silence:.1f} s", now)
+        self._do(self._machine.fire(now), now)
+        for landing in self._flights.advance():
+            moved = (landing.num_bytes, landing.num_descriptors)
+            self.tell(landing.key, WritesFailed(landing.error) if landing.error else WritesDone(*moved), now)
+
+    def lose_all(self, detail: str, now: float) -> None:
+        """Give up on every consumer that waits for us."""
+        for client in list(self._clients.values()):
+            if self._machine.has_live(client.peer):
+                self._lose(client, detail, now)
+
+    # Clients.
+
+    def _greet(self, route: bytes, card: EngineCard, now: float) -> None:
+        mismatch = find_mismatch(producer=self._card.fingerprint, consumer=card.fingerprint)
+        if mismatch is not None:
+            _log.error("kvberth: refused decode worker %s: %s", card.engine_id, mismatch)
+            answer = Incompatible(mismatch.field, mismatch.producer_value, mismatch.consumer_value)
+            self._wire.send_to_client(route, encode(answer))
+            return
+        for other in list(self._clients.values()):
+            is_same_rank = (other.card.engine_id, other.card.rank) == (card.engine_id, card.rank)
+            if is_same_rank and other.card.incarnation != card.incarnation:
+                self._lose(other, "the decode worker was restarted", now)
+        peer = PeerName(card.peer_name)
+        client = self._clients.get(peer)
+        if client is None:
+            try:
+                agent = self._transport.add_peer(card.agent_metadata)
+            except TransportError as error:
+                _log.exception("kvberth: refused decode worker %s", card.engine_id)
+                answer = Incompatible("agent_metadata", "unusable", str(error))
+                self._wire.send_to_client(route, encode(answer))
+                return
+            client = self._clients[peer] = Client(route, card, agent, now)
+            _log.info("kvberth: decode worker %s is connected", card.engine_id)
+        self._peer_of_route.pop(client.route, None)
+        client.route, client.last_heard = route, now
+        self._peer_of_route[route] = peer
+        self._wire.send_to_client(route, encode(Welcome(self._card)))
+
+    def _dispatch(self, client: Client, message: Message, now: float) -> None:
+        peer = client.peer
+        match message:
+            case Heartbeat(live):
+                self._wire.send_to_client(client.route, encode(Heartbeat()))
+                self._do(self._machine.heard_live(peer, live, now), now)
+            case Register(key=key, blocks=blocks):
+                self.tell(key, RegisterReceived(peer, message, block_error(blocks, client.card)), now)
+            case Cancel(key, attempt, reason):
+                self.tell(key, CancelReceived(peer, attempt, reason), now)
+            case Done(key, attempt):
+                self.tell(key, DoneReceived(peer, attempt), now)
+            case _:
+                _log.warning("kvberth: a decode worker does not send %s; dropped", type(message).__name__)
+
+    def _lose(self, client: Client, detail: str, now: float) -> None:
+        """Stop posting, cut the connection so that what is in flight comes to an end, and forget the client."""
+        _log.error("kvberth: decode worker %s is lost: %s", client.card.engine_id, detail)
+        del self._clients[client.peer]
+        del self._peer_of_route[client.route]
+        self._do(self._machine.lose_peer(client.peer, detail, now), now)
+        disconnect(self._transport, client.agent)
+
+    # Actions.
+
+    def _do(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case SendMessage(peer, message):
+                    if (client := self._clients.get(peer)) is not None:
+                        self._wire.send_to_client(client.route, encode(message))
+                case StartWrite():
+                    self._start(action, now)
+                case StopPosting(key):
+                    self._flights.stop(key)
+                case ReleaseRequest(request_id):
+                    self._outbox.released(request_id)
+                case EndRecord():
+                    report_end(action, self._flights, self._outbox)
+                case StartRead() | ReportReceived():
+                    raise AssertionError(f"a producer does not ask for {action}")
+
+    def _start(self, action: StartWrite, now: float) -> None:
+        client = self._clients[action.peer]
+        plan = partial(plan_runs, self._card.regions, client.card.regions, action.local_blocks, action.remote_blocks)
+        try:
+            self._flights.start(action.key, Direction.WRITE, client.agent, plan)
+        except LayoutError as error:
+            self.tell(action.key, WritesFailed(str(error)), now)

@@ -1,0 +1,35 @@
+"""What the mover tells the engine."""
+
+from dataclasses import dataclass, field
+
+from kvberth.protocol import EndRecord, ReportReceived
+from kvberth.protocol.ids import RequestId
+
+__all__ = ["Results", "TransferReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """One transfer that has ended on this side, for metrics.
+
+    Attributes:
+        post_seconds: time spent planning and posting, on the mover's thread.
+    """
+
+    record: EndRecord
+    post_seconds: float
+
+
+@dataclass(slots=True)
+class Results:
+    """What has come out since the last take.
+
+    Attributes:
+        released: producer's requests whose blocks may be freed.
+        received: consumer's requests whose wait is over.
+        reports: transfers that have ended.
+    """
+
+    released: set[RequestId] = field(default_factory=set)
+    received: list[ReportReceived] = field(default_factory=list)
+    reports: list[TransferReport] = field(default_factory=list)

@@ -1,0 +1,53 @@
+"""What both sides of a rank need of the world, and what they share."""
+
+import logging
+from typing import Protocol
+
+from kvberth.mover.flights import Flights
+from kvberth.mover.inbox import Outbox
+from kvberth.mover.results import TransferReport
+from kvberth.protocol import EndRecord, EngineCard, Reason
+from kvberth.transport import Transport, TransportError
+
+__all__ = ["Wire", "block_error", "disconnect", "report_end"]
+
+_log = logging.getLogger(__name__)
+
+
+class Wire(Protocol):
+    """What the core needs of the control channel."""
+
+    def dial(self, address: str) -> None: ...
+    def hang_up(self, address: str) -> None: ...
+    def send_to_client(self, route: bytes, frame: bytes) -> None: ...
+    def send_to_server(self, address: str, frame: bytes) -> None: ...
+
+
+def block_error(blocks: tuple[int, ...], card: EngineCard) -> str:
+    """Why these cannot be blocks of that engine; empty when they can."""
+    if not blocks:
+        return ""
+    low, high = min(blocks), max(blocks)
+    if low < 0 or high >= card.num_blocks:
+        outside = low if low < 0 else high
+        return f"block {outside} is outside of the region's {card.num_blocks} blocks"
+    if len(set(blocks)) != len(blocks):
+        return "a block is named twice"
+    return ""
+
+
+def disconnect(transport: Transport, agent: str) -> None:
+    """Cut a peer off; that it cannot be done again is not our trouble."""
+    try:
+        transport.remove_peer(agent)
+    except TransportError as error:
+        _log.warning("kvberth: %s", error)
+
+
+def report_end(record: EndRecord, flights: Flights, outbox: Outbox) -> None:
+    """Log an end that is not as it should be, and hand it to the metrics."""
+    if record.reason not in {Reason.NONE, Reason.NOT_NEEDED}:
+        detail = f" ({record.detail})" if record.detail else ""
+        text = record.reason.text
+        _log.warning("kvberth: transfer %s %s on the %s: %s%s", record.key, record.end, record.role, text, detail)
+    outbox.report(TransferReport(record, flights.take_post_seconds(record.key)))

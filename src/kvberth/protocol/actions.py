@@ -1,0 +1,97 @@
+"""What a machine asks its driver to do. The driver carries them out in the order given."""
+
+from dataclasses import dataclass
+
+from kvberth.protocol.ends import End, Reason
+from kvberth.protocol.ids import PeerName, RequestId, Role, TransferKey, TransferMode
+from kvberth.protocol.messages import Message
+
+__all__ = [
+    "Action",
+    "EndRecord",
+    "ReleaseRequest",
+    "ReportReceived",
+    "SendMessage",
+    "StartRead",
+    "StartWrite",
+    "StopPosting",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    """Put a message on the control channel to `peer`."""
+
+    peer: PeerName
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class StartWrite:
+    """WRITE our blocks into the peer's; `WritesDone` or `WritesFailed` follows."""
+
+    key: TransferKey
+    peer: PeerName
+    local_blocks: tuple[int, ...]
+    remote_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """READ the peer's blocks into ours; `ReadsDone` or `ReadsFailed` follows."""
+
+    key: TransferKey
+    peer: PeerName
+    local_blocks: tuple[int, ...]
+    remote_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopPosting:
+    """Post nothing more for this transfer; `...Done` or `...Failed` follows when nothing is in flight."""
+
+    key: TransferKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """Producer: no transfer can touch the request's blocks any more; the engine may free them."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReceived:
+    """Consumer: the wait of this request is over, and no transfer can touch its blocks any more.
+
+    Attributes:
+        ok: the KV cache is there. Otherwise the engine recomputes or fails, as it is configured.
+    """
+
+    request_id: RequestId
+    ok: bool
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRecord:
+    """A transfer has ended on this side; for metrics and logs.
+
+    Attributes:
+        num_bytes, num_descriptors: what was moved.
+        seconds: from the first event of the transfer on this side to its end.
+    """
+
+    role: Role
+    key: TransferKey
+    mode: TransferMode | None
+    end: End
+    reason: Reason
+    detail: str
+    num_bytes: int
+    num_descriptors: int
+    seconds: float
+
+
+Action = SendMessage | StartWrite | StartRead | StopPosting | ReleaseRequest | ReportReceived | EndRecord

@@ -1,0 +1,412 @@
+"""The consumer's side of transfers: what D waits for, and when its blocks are safe.
+
+    WAITING ──peer ready──> REGISTERED ──accepted──> ACCEPTED ──writing──> RECEIVING ──ended──> ENDED     (push)
+                                                     ACCEPTED ──located──> READING ──reads done──> ENDED  (pull)
+
+The engine's request waits, with its blocks reserved, until `ReportReceived`. That is given out exactly once, and never
+while a WRITE of the producer or a READ of ours may still touch the blocks: an abort or a deadline first asks the
+producer to be quiet (CANCELLING) or waits for our own READs (DRAINING). Only a producer that is lost needs no answer;
+the driver has cut its connection before the loss is told here.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kvberth.protocol.actions import Action, EndRecord, ReportReceived, SendMessage, StartRead, StopPosting
+from kvberth.protocol.deadlines import Deadlines
+from kvberth.protocol.ends import End, Reason
+from kvberth.protocol.events import (
+    ConsumerEvent,
+    DeadlineReached,
+    PeerLost,
+    PeerReady,
+    PeerRefused,
+    ReadsDone,
+    ReadsFailed,
+    RequestAborted,
+    RequestDeclined,
+    RequestWaiting,
+)
+from kvberth.protocol.ids import PeerName, Role, TransferKey, TransferMode
+from kvberth.protocol.messages import Accepted, Cancel, Done, Ended, Located, Quiesced, Register, Writing
+from kvberth.protocol.table import Table, allowed_targets, check_target
+from kvberth.protocol.timing import Timing
+
+__all__ = ["CONSUMER_TABLE", "Consumer", "ConsumerState"]
+
+
+class ConsumerState(StrEnum):
+    """Where a transfer stands on D."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    DECLINING = "declining"
+    REGISTERED = "registered"
+    ACCEPTED = "accepted"
+    RECEIVING = "receiving"
+    READING = "reading"
+    CANCELLING = "cancelling"
+    DRAINING = "draining"
+    ENDED = "ended"
+
+
+_S = ConsumerState
+
+
+def _to(*states: ConsumerState) -> frozenset[StrEnum]:
+    return frozenset(states)
+
+
+CONSUMER_TABLE: Table = {
+    (_S.NEW, RequestWaiting): _to(_S.WAITING),
+    (_S.NEW, RequestDeclined): _to(_S.DECLINING),
+    (_S.WAITING, PeerReady): _to(_S.REGISTERED),
+    (_S.WAITING, PeerRefused): _to(_S.ENDED),
+    (_S.WAITING, RequestAborted): _to(_S.DECLINING),
+    (_S.WAITING, DeadlineReached): _to(_S.ENDED),
+    # The same transfer comes to this worker again, before the producer has heard that it was not wanted.
+    (_S.DECLINING, RequestWaiting): _to(_S.WAITING),
+    (_S.DECLINING, RequestDeclined): _to(_S.DECLINING),
+    (_S.DECLINING, PeerReady): _to(_S.ENDED),
+    (_S.DECLINING, PeerRefused): _to(_S.ENDED),
+    (_S.DECLINING, RequestAborted): _to(_S.DECLINING),
+    (_S.DECLINING, DeadlineReached): _to(_S.ENDED),
+    (_S.REGISTERED, Accepted): _to(_S.ACCEPTED),
+    (_S.REGISTERED, Writing): _to(_S.RECEIVING),
+    (_S.REGISTERED, Located): _to(_S.READING, _S.CANCELLING),
+    (_S.REGISTERED, Ended): _to(_S.ENDED),
+    (_S.REGISTERED, RequestAborted): _to(_S.CANCELLING),
+    (_S.REGISTERED, DeadlineReached): _to(_S.CANCELLING),
+    (_S.REGISTERED, PeerLost): _to(_S.ENDED),
+    (_S.ACCEPTED, Accepted): _to(_S.ACCEPTED),
+    (_S.ACCEPTED, Writing): _to(_S.RECEIVING),
+    (_S.ACCEPTED, Located): _to(_S.READING, _S.CANCELLING),
+    (_S.ACCEPTED, Ended): _to(_S.ENDED),
+    (_S.ACCEPTED, RequestAborted): _to(_S.CANCELLING),
+    (_S.ACCEPTED, DeadlineReached): _to(_S.CANCELLING),
+    (_S.ACCEPTED, PeerLost): _to(_S.ENDED),
+    (_S.RECEIVING, Accepted): _to(_S.RECEIVING),
+    (_S.RECEIVING, Writing): _to(_S.RECEIVING),
+    (_S.RECEIVING, Ended): _to(_S.ENDED),
+    (_S.RECEIVING, RequestAborted): _to(_S.CANCELLING),
+    (_S.RECEIVING, DeadlineReached): _to(_S.CANCELLING),
+    (_S.RECEIVING, PeerLost): _to(_S.ENDED),
+    (_S.READING, Accepted): _to(_S.READING),
+    (_S.READING, Located): _to(_S.READING),
+    (_S.READING, ReadsDone): _to(_S.ENDED),
+    (_S.READING, ReadsFailed): _to(_S.ENDED),
+    (_S.READING, Ended): _to(_S.DRAINING),
+    (_S.READING, RequestAborted): _to(_S.DRAINING),
+    (_S.READING, DeadlineReached): _to(_S.DRAINING),
+    (_S.READING, PeerLost): _to(_S.DRAINING),
+    (_S.CANCELLING, Accepted): _to(_S.CANCELLING),
+    (_S.CANCELLING, Writing): _to(_S.CANCELLING),
+    (_S.CANCELLING, Located): _to(_S.CANCELLING),
+    (_S.CANCELLING, Ended): _to(_S.ENDED),
+    (_S.CANCELLING, Quiesced): _to(_S.ENDED),
+    (_S.CANCELLING, RequestAborted): _to(_S.CANCELLING),
+    (_S.CANCELLING, PeerLost): _to(_S.ENDED),
+    (_S.DRAINING, Accepted): _to(_S.DRAINING),
+    (_S.DRAINING, Located): _to(_S.DRAINING),
+    (_S.DRAINING, Ended): _to(_S.DRAINING),
+    (_S.DRAINING, ReadsDone): _to(_S.ENDED),
+    (_S.DRAINING, ReadsFailed): _to(_S.ENDED),
+    (_S.DRAINING, RequestAborted): _to(_S.DRAINING),
+    (_S.DRAINING, PeerLost): _to(_S.DRAINING),
+}
+
+_PEER_MESSAGES = (Accepted, Writing, Located, Ended, Quiesced)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Everything that D knows about one transfer."""
+
+    key: TransferKey
+    started: float
+    state: ConsumerState = ConsumerState.NEW
+    request: RequestWaiting | None = None
+    attempt: int = 0
+    is_engine_waiting: bool = False
+    peer: PeerName | None = None
+    end: End = End.CANCELLED
+    reason: Reason = Reason.NONE
+    detail: str = ""
+    num_bytes: int = 0
+    num_descriptors: int = 0
+    deadline: float | None = None
+    actions: list[Action] = field(default_factory=list)
+
+
+class Consumer:
+    """All transfers of one rank in the role of consumer. No I/O, no clock; used by one thread.
+
+    A transfer is forgotten as soon as it has ended: what arrives for it later is stale by definition, and ignored.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._transfers: dict[TransferKey, _Transfer] = {}
+        self._deadlines = Deadlines()
+        self._counts: Counter[ConsumerState] = Counter()
+        self._keys_of_peer: dict[PeerName, set[TransferKey]] = {}
+
+    # What the driver asks.
+
+    def state(self, key: TransferKey) -> ConsumerState | None:
+        """The state of a transfer; None once it has ended."""
+        transfer = self._transfers.get(key)
+        return transfer.state if transfer else None
+
+    def count(self, state: ConsumerState) -> int:
+        """How many transfers are in a state."""
+        return self._counts[state]
+
+    def has_live(self, peer: PeerName) -> bool:
+        """Whether we wait for anything from this peer."""
+        return peer in self._keys_of_peer
+
+    def live_with(self, peer: PeerName) -> tuple[tuple[TransferKey, int], ...]:
+        """What we wait for from this peer, for the heartbeat."""
+        return tuple((key, self._transfers[key].attempt) for key in sorted(self._keys_of_peer.get(peer, ())))
+
+    def next_deadline(self) -> float | None:
+        """When `fire` should be called next."""
+        return self._deadlines.next()
+
+    # What the driver tells.
+
+    def handle(self, key: TransferKey, event: ConsumerEvent, now: float) -> list[Action]:
+        """One event of one transfer. A message of another attempt, or for a transfer that is over, does nothing.
+
+        Raises:
+            UnexpectedEvent: the table has no such step.
+        """
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            if not isinstance(event, RequestWaiting | RequestDeclined):
+                return []
+            transfer = self._transfers[key] = _Transfer(key, now)
+        if isinstance(event, _PEER_MESSAGES):
+            if event.attempt != transfer.attempt or (transfer.state, type(event)) not in CONSUMER_TABLE:
+                return []
+        elif isinstance(event, PeerLost) and transfer.peer != event.peer:
+            return []
+        before = transfer.state
+        targets = allowed_targets(CONSUMER_TABLE, key, before, event)
+        _HANDLERS[type(event)](self, transfer, event, now)
+        check_target(targets, key, event, transfer.state)
+        self._counts[before] -= before is not _S.NEW
+        self._counts[transfer.state] += transfer.state is not _S.ENDED
+        if transfer.state is _S.ENDED:
+            del self._transfers[key]
+            self._deadlines.set(key, None)
+        else:
+            self._deadlines.set(key, transfer.deadline)
+        actions, transfer.actions = transfer.actions, []
+        return actions
+
+    def fire(self, now: float) -> list[Action]:
+        """Everything whose deadline has passed."""
+        actions: list[Action] = []
+        for key in self._deadlines.take_due(now):
+            self._transfers[key].deadline = None
+            actions += self.handle(key, DeadlineReached(), now)
+        return actions
+
+    def lose_peer(self, peer: PeerName, detail: str, now: float) -> list[Action]:
+        """The peer is gone, and its connection has been cut: no WRITE of it can land any more."""
+        actions: list[Action] = []
+        for key, _ in self.live_with(peer):
+            actions += self.handle(key, PeerLost(peer, detail), now)
+        return actions
+
+    def repeat_cancels(self, peer: PeerName) -> list[Action]:
+        """A `Cancel` or its answer may have been lost with a connection: ask again, with each heartbeat."""
+        return [
+            SendMessage(peer, Cancel(key, attempt, self._transfers[key].reason))
+            for key, attempt in self.live_with(peer)
+            if self._transfers[key].state is _S.CANCELLING
+        ]
+
+    # Handlers: one per event; each leaves `transfer` in its next state.
+
+    def _on_waiting(self, transfer: _Transfer, event: RequestWaiting, now: float) -> None:
+        transfer.request, transfer.attempt, transfer.is_engine_waiting = event, event.attempt, True
+        transfer.end, transfer.reason = End.CANCELLED, Reason.NONE
+        transfer.deadline = now + self._timing.deadline_seconds
+        transfer.state = _S.WAITING
+
+    def _on_declined(self, transfer: _Transfer, event: RequestDeclined, now: float) -> None:
+        transfer.attempt, transfer.reason = event.attempt, event.reason
+        transfer.end = End.COMPLETED if event.reason is Reason.NOT_NEEDED else End.CANCELLED
+        transfer.deadline = now + self._timing.deadline_seconds
+        transfer.state = _S.DECLINING
+
+    def _on_peer_ready(self, transfer: _Transfer, event: PeerReady, now: float) -> None:
+        transfer.peer = event.peer
+        self._keys_of_peer.setdefault(event.peer, set()).add(transfer.key)
+        if transfer.state is _S.DECLINING:
+            cancel = Cancel(transfer.key, transfer.attempt, transfer.reason)
+            transfer.actions.append(SendMessage(event.peer, cancel))
+            self._finish(transfer, now)
+            return
+        request = transfer.request
+        assert request is not None
+        transfer.state = _S.REGISTERED
+        register = Register(
+            key=transfer.key,
+            attempt=request.attempt,
+            mode=request.mode,
+            first_token=request.first_token,
+            num_tokens=request.num_tokens,
+            prompt_digest=request.prompt_digest,
+            blocks=request.blocks if request.mode is TransferMode.PUSH else (),
+        )
+        transfer.actions.append(SendMessage(event.peer, register))
+
+    def _on_peer_refused(self, transfer: _Transfer, event: PeerRefused, now: float) -> None:
+        if transfer.state is not _S.DECLINING:
+            transfer.end, transfer.reason, transfer.detail = End.FAILED, event.reason, event.detail
+        self._finish(transfer, now)
+
+    def _on_accepted(self, transfer: _Transfer, event: Accepted, now: float) -> None:
+        if transfer.state is _S.REGISTERED:
+            transfer.state = _S.ACCEPTED
+
+    def _on_writing(self, transfer: _Transfer, event: Writing, now: float) -> None:
+        if transfer.state is not _S.CANCELLING:
+            transfer.state = _S.RECEIVING
+
+    def _on_located(self, transfer: _Transfer, event: Located, now: float) -> None:
+        if transfer.state not in {_S.REGISTERED, _S.ACCEPTED}:
+            return
+        request = transfer.request
+        assert request is not None
+        assert transfer.peer is not None
+        if len(event.blocks) != len(request.blocks):
+            detail = f"the prefill worker offers {len(event.blocks)} blocks, {len(request.blocks)} are needed"
+            self._cancel(transfer, End.FAILED, Reason.INVALID_BLOCKS, detail)
+            return
+        transfer.state = _S.READING
+        transfer.actions.append(StartRead(transfer.key, transfer.peer, request.blocks, event.blocks))
+
+    def _on_ended(self, transfer: _Transfer, event: Ended, now: float) -> None:
+        """The producer's end is ours too, unless we had given up before."""
+        if transfer.state is _S.READING:
+            # P let go of its blocks while we read them: what has been read is worthless.
+            self._drain(transfer, End.FAILED, event.reason, event.detail)
+        elif transfer.state is not _S.DRAINING:
+            if transfer.state is not _S.CANCELLING:
+                transfer.end, transfer.reason, transfer.detail = event.end, event.reason, event.detail
+                transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
+            self._finish(transfer, now)
+
+    def _on_quiesced(self, transfer: _Transfer, event: Quiesced, now: float) -> None:
+        self._finish(transfer, now)
+
+    def _on_aborted(self, transfer: _Transfer, event: RequestAborted, now: float) -> None:
+        if transfer.state is _S.WAITING:
+            # P does not know our blocks yet, so they are free at once; P still has to hear that nobody wants its own.
+            self._report(transfer, ok=False, reason=Reason.CONSUMER_GONE)
+            transfer.end, transfer.reason = End.CANCELLED, Reason.CONSUMER_GONE
+            transfer.state = _S.DECLINING
+        elif transfer.state is _S.READING:
+            self._drain(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "")
+        elif transfer.state in {_S.REGISTERED, _S.ACCEPTED, _S.RECEIVING}:
+            self._cancel(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "")
+
+    def _on_deadline(self, transfer: _Transfer, event: DeadlineReached, now: float) -> None:
+        detail = f"waited {now - transfer.started:.1f} s"
+        if transfer.state in {_S.WAITING, _S.DECLINING}:
+            transfer.end, transfer.reason, transfer.detail = End.FAILED, Reason.DEADLINE, detail
+            self._finish(transfer, now)
+        elif transfer.state is _S.READING:
+            self._drain(transfer, End.FAILED, Reason.DEADLINE, detail)
+        else:
+            self._cancel(transfer, End.FAILED, Reason.DEADLINE, detail)
+
+    def _on_peer_lost(self, transfer: _Transfer, event: PeerLost, now: float) -> None:
+        if transfer.state is _S.READING:
+            self._drain(transfer, End.FAILED, Reason.PEER_LOST, event.detail)
+        elif transfer.state is not _S.DRAINING:
+            if transfer.state is not _S.CANCELLING:
+                transfer.end, transfer.reason, transfer.detail = End.FAILED, Reason.PEER_LOST, event.detail
+            self._finish(transfer, now)
+
+    def _on_reads_over(self, transfer: _Transfer, event: ReadsDone | ReadsFailed, now: float) -> None:
+        assert transfer.peer is not None
+        if transfer.state is _S.READING and isinstance(event, ReadsDone):
+            transfer.end, transfer.reason = End.COMPLETED, Reason.NONE
+            transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
+            transfer.actions.append(SendMessage(transfer.peer, Done(transfer.key, transfer.attempt)))
+        else:
+            if transfer.state is _S.READING:
+                assert isinstance(event, ReadsFailed)
+                transfer.end, transfer.reason, transfer.detail = End.FAILED, Reason.TRANSPORT, event.detail
+            cancel = Cancel(transfer.key, transfer.attempt, transfer.reason)
+            transfer.actions.append(SendMessage(transfer.peer, cancel))
+        self._finish(transfer, now)
+
+    # Steps that several handlers take.
+
+    def _cancel(self, transfer: _Transfer, end: End, reason: Reason, detail: str) -> None:
+        """Give up; the end comes when the producer is quiet, or lost."""
+        assert transfer.peer is not None
+        transfer.end, transfer.reason, transfer.detail = end, reason, detail
+        transfer.deadline = None
+        transfer.state = _S.CANCELLING
+        transfer.actions.append(SendMessage(transfer.peer, Cancel(transfer.key, transfer.attempt, reason)))
+
+    def _drain(self, transfer: _Transfer, end: End, reason: Reason, detail: str) -> None:
+        """Give up; the end comes when our own READs are over."""
+        transfer.end, transfer.reason, transfer.detail = end, reason, detail
+        transfer.deadline = None
+        transfer.state = _S.DRAINING
+        transfer.actions.append(StopPosting(transfer.key))
+
+    def _report(self, transfer: _Transfer, *, ok: bool, reason: Reason) -> None:
+        if transfer.is_engine_waiting:
+            assert transfer.request is not None
+            transfer.is_engine_waiting = False
+            report = ReportReceived(transfer.request.request_id, ok, reason, transfer.detail)
+            transfer.actions.append(report)
+
+    def _finish(self, transfer: _Transfer, now: float) -> None:
+        """The one end of a transfer."""
+        transfer.state = _S.ENDED
+        if transfer.peer is not None:
+            keys = self._keys_of_peer[transfer.peer]
+            keys.discard(transfer.key)
+            if not keys:
+                del self._keys_of_peer[transfer.peer]
+        self._report(transfer, ok=transfer.end is End.COMPLETED, reason=transfer.reason)
+        mode = transfer.request.mode if transfer.request else None
+        seconds = now - transfer.started
+        moved = (transfer.num_bytes, transfer.num_descriptors)
+        end = (transfer.end, transfer.reason, transfer.detail)
+        record = EndRecord(Role.CONSUMER, transfer.key, mode, *end, *moved, seconds)
+        transfer.actions.append(record)
+
+
+_Handler = Callable[[Consumer, _Transfer, Any, float], None]
+
+_HANDLERS: dict[type[Any], _Handler] = {
+    RequestWaiting: Consumer._on_waiting,
+    RequestDeclined: Consumer._on_declined,
+    RequestAborted: Consumer._on_aborted,
+    PeerReady: Consumer._on_peer_ready,
+    PeerRefused: Consumer._on_peer_refused,
+    PeerLost: Consumer._on_peer_lost,
+    Accepted: Consumer._on_accepted,
+    Writing: Consumer._on_writing,
+    Located: Consumer._on_located,
+    Ended: Consumer._on_ended,
+    Quiesced: Consumer._on_quiesced,
+    ReadsDone: Consumer._on_reads_over,
+    ReadsFailed: Consumer._on_reads_over,
+    DeadlineReached: Consumer._on_deadline,
+}

@@ -1,0 +1,223 @@
+"""What goes over the control channel, and how it is put into bytes.
+
+A frame is two bytes of protocol version (big endian) and a msgpack map with a `type` tag. The version is outside the
+map so that engines of different versions can still tell each other why they do not talk.
+"""
+
+import msgspec
+
+from kvberth.layout import Fingerprint, Region
+from kvberth.protocol.ends import End, Reason
+from kvberth.protocol.errors import MalformedMessage, VersionMismatch
+from kvberth.protocol.ids import TransferKey, TransferMode
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "PROTOCOL_VERSION",
+    "Accepted",
+    "Cancel",
+    "Done",
+    "Ended",
+    "EngineCard",
+    "Heartbeat",
+    "Hello",
+    "HelloNeeded",
+    "Incompatible",
+    "Located",
+    "Message",
+    "Quiesced",
+    "Register",
+    "Welcome",
+    "Writing",
+    "decode",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+"""A registration of a million-token prompt in blocks of 16 is 0.3 MB; nothing honest comes near this."""
+
+
+class EngineCard(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a peer must know of one rank of an engine before bytes can move.
+
+    Attributes:
+        engine_id: vLLM's id of the engine.
+        incarnation: differs at each start of the engine.
+        rank: tensor-parallel rank.
+        fingerprint: what must be equal on both sides.
+        regions: where the KV memory lies.
+        num_blocks: blocks in each region.
+        agent_metadata: the transport's own card, opaque here.
+    """
+
+    engine_id: str
+    incarnation: str
+    rank: int
+    fingerprint: Fingerprint
+    regions: tuple[Region, ...]
+    num_blocks: int
+    agent_metadata: bytes
+
+    @property
+    def peer_name(self) -> str:
+        """`engine_id/rank/incarnation`, the peer's name everywhere in the mover."""
+        return f"{self.engine_id}/{self.rank}/{self.incarnation}"
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Consumer to producer, first message of a connection."""
+
+    card: EngineCard
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Producer to consumer: the answer to a `Hello` that fits."""
+
+    card: EngineCard
+
+
+class Incompatible(msgspec.Struct, frozen=True, tag="incompatible"):
+    """Producer to consumer: the answer to a `Hello` that does not fit."""
+
+    field: str
+    producer_value: str
+    consumer_value: str
+
+
+class HelloNeeded(msgspec.Struct, frozen=True, tag="hello_needed"):
+    """Producer to consumer: I do not know you (any more); say hello first."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Consumer to producer once per interval, and back as an echo.
+
+    `live` names the (transfer, attempt) pairs that the consumer waits for. It lets the producer answer anew what was
+    lost on the way, and end what the consumer no longer wants. The echo's list is empty.
+    """
+
+    live: tuple[tuple[TransferKey, int], ...] = ()
+
+
+class Register(msgspec.Struct, frozen=True, tag="register", kw_only=True):
+    """Consumer to producer: my blocks for this transfer.
+
+    Attributes:
+        first_token: the first token that the consumer lacks; a whole number of blocks.
+        num_tokens: tokens in the prompt.
+        prompt_digest: of the prompt's token ids; the producer refuses another prompt's KV.
+        blocks: the consumer's block ids for tokens from `first_token` on. In pull they are empty.
+    """
+
+    key: TransferKey
+    attempt: int
+    mode: TransferMode
+    first_token: int
+    num_tokens: int
+    prompt_digest: bytes
+    blocks: tuple[int, ...] = ()
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """Producer to consumer: the registration stands."""
+
+    key: TransferKey
+    attempt: int
+
+
+class Writing(msgspec.Struct, frozen=True, tag="writing"):
+    """Producer to consumer: WRITEs into your blocks begin now; drive your transport until the end is known."""
+
+    key: TransferKey
+    attempt: int
+
+
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    """Producer to consumer, in pull: READ these blocks of mine, the first being that of `first_token`."""
+
+    key: TransferKey
+    attempt: int
+    blocks: tuple[int, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Consumer to producer, in pull: I have read everything."""
+
+    key: TransferKey
+    attempt: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """Producer to consumer: how this attempt ended here. After it the producer touches none of its blocks.
+
+    `num_bytes` and `num_descriptors` say what a push has moved.
+    """
+
+    key: TransferKey
+    attempt: int
+    end: End
+    reason: Reason = Reason.NONE
+    detail: str = ""
+    num_bytes: int = 0
+    num_descriptors: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Consumer to producer: I no longer want this transfer; tell me when nothing of yours can touch my blocks."""
+
+    key: TransferKey
+    attempt: int
+    reason: Reason
+
+
+class Quiesced(msgspec.Struct, frozen=True, tag="quiesced"):
+    """Producer to consumer, the answer to `Cancel`: nothing of mine is in flight for this attempt."""
+
+    key: TransferKey
+    attempt: int
+
+
+Message = (
+    Hello
+    | Welcome
+    | Incompatible
+    | HelloNeeded
+    | Heartbeat
+    | Register
+    | Accepted
+    | Writing
+    | Located
+    | Done
+    | Ended
+    | Cancel
+    | Quiesced
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The frame for a message."""
+    return PROTOCOL_VERSION.to_bytes(2, "big") + _encoder.encode(message)
+
+
+def decode(frame: bytes) -> Message:
+    """The message in a frame.
+
+    Raises:
+        VersionMismatch: the frame is of another protocol version.
+        MalformedMessage: the frame is too short, too long or not one of our messages.
+    """
+    if not 2 < len(frame) <= MAX_FRAME_BYTES:
+        raise MalformedMessage(f"frame of {len(frame)} bytes; expected 3 to {MAX_FRAME_BYTES}")
+    theirs = int.from_bytes(frame[:2], "big")
+    if theirs != PROTOCOL_VERSION:
+        raise VersionMismatch(PROTOCOL_VERSION, theirs)
+    try:
+        return _decoder.decode(memoryview(frame)[2:])
+    except msgspec.MsgspecError as error:
+        raise MalformedMessage(f"not a message of protocol version {PROTOCOL_VERSION}: {error}") from error
+    except RecursionError as error:
+        raise MalformedMessage("not a message: nested too deeply") from error

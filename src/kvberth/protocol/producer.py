@@ -1,0 +1,556 @@
+"""The producer's side of transfers: what P knows, and what it does next.
+
+    absent ──announced──> COMPUTING ──finished──> HELD ──────────┐ registered
+       │                      │ registered                       │
+       └──registered──> REGISTERED ──announced──> MATCHED ──finished──> WRITING or READING ──> ENDED
+
+One `_Transfer` per key owns everything about it. The table below names every (state, event) that can happen; the
+handlers decide which of its targets is taken. An ended transfer is remembered for a while, so that a message that
+comes late, or again, gets the true answer.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kvberth.layout import block_range
+from kvberth.protocol.actions import (
+    Action,
+    EndRecord,
+    ReleaseRequest,
+    SendMessage,
+    StartWrite,
+    StopPosting,
+)
+from kvberth.protocol.deadlines import Deadlines
+from kvberth.protocol.ends import End, Reason
+from kvberth.protocol.events import (
+    CancelReceived,
+    DeadlineReached,
+    DoneReceived,
+    PeerLost,
+    PrefillAborted,
+    PrefillAnnounced,
+    PrefillFinished,
+    ProducerEvent,
+    RegisterReceived,
+    StatusAsked,
+    WritesDone,
+    WritesFailed,
+)
+from kvberth.protocol.ids import PeerName, RequestId, Role, TransferKey, TransferMode
+from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Register, Writing
+from kvberth.protocol.table import Table, allowed_targets, check_target
+from kvberth.protocol.timing import Timing
+
+__all__ = ["PRODUCER_TABLE", "Producer", "ProducerState"]
+
+
+class ProducerState(StrEnum):
+    """Where a transfer stands on P."""
+
+    NEW = "new"
+    COMPUTING = "computing"
+    REGISTERED = "registered"
+    MATCHED = "matched"
+    HELD = "held"
+    WRITING = "writing"
+    READING = "reading"
+    DRAINING = "draining"
+    ENDED = "ended"
+
+
+_S = ProducerState
+
+
+def _to(*states: ProducerState) -> frozenset[StrEnum]:
+    return frozenset(states)
+
+
+PRODUCER_TABLE: Table = {
+    (_S.NEW, PrefillAnnounced): _to(_S.COMPUTING),
+    (_S.NEW, RegisterReceived): _to(_S.REGISTERED, _S.NEW),
+    (_S.NEW, CancelReceived): _to(_S.ENDED),
+    (_S.NEW, DoneReceived): _to(_S.NEW),
+    (_S.NEW, StatusAsked): _to(_S.NEW),
+    (_S.COMPUTING, PrefillFinished): _to(_S.HELD),
+    (_S.COMPUTING, PrefillAborted): _to(_S.ENDED),
+    (_S.COMPUTING, RegisterReceived): _to(_S.MATCHED, _S.COMPUTING),
+    (_S.COMPUTING, CancelReceived): _to(_S.ENDED),
+    (_S.COMPUTING, StatusAsked): _to(_S.COMPUTING),
+    (_S.REGISTERED, PrefillAnnounced): _to(_S.MATCHED, _S.COMPUTING),
+    (_S.REGISTERED, RegisterReceived): _to(_S.REGISTERED),
+    (_S.REGISTERED, CancelReceived): _to(_S.ENDED, _S.REGISTERED),
+    (_S.REGISTERED, StatusAsked): _to(_S.REGISTERED),
+    (_S.REGISTERED, PeerLost): _to(_S.ENDED),
+    (_S.REGISTERED, DeadlineReached): _to(_S.ENDED),
+    (_S.MATCHED, PrefillFinished): _to(_S.WRITING, _S.READING, _S.ENDED),
+    (_S.MATCHED, PrefillAborted): _to(_S.ENDED),
+    (_S.MATCHED, RegisterReceived): _to(_S.MATCHED, _S.COMPUTING),
+    (_S.MATCHED, CancelReceived): _to(_S.ENDED, _S.MATCHED),
+    (_S.MATCHED, StatusAsked): _to(_S.MATCHED),
+    (_S.MATCHED, PeerLost): _to(_S.ENDED),
+    (_S.HELD, RegisterReceived): _to(_S.WRITING, _S.READING, _S.ENDED, _S.HELD),
+    (_S.HELD, CancelReceived): _to(_S.ENDED),
+    (_S.HELD, StatusAsked): _to(_S.HELD),
+    (_S.HELD, DeadlineReached): _to(_S.ENDED),
+    (_S.WRITING, WritesDone): _to(_S.ENDED),
+    (_S.WRITING, WritesFailed): _to(_S.ENDED),
+    (_S.WRITING, RegisterReceived): _to(_S.WRITING),
+    (_S.WRITING, CancelReceived): _to(_S.DRAINING, _S.WRITING),
+    (_S.WRITING, StatusAsked): _to(_S.WRITING),
+    (_S.WRITING, PeerLost): _to(_S.DRAINING),
+    (_S.READING, DoneReceived): _to(_S.ENDED, _S.READING),
+    (_S.READING, RegisterReceived): _to(_S.READING),
+    (_S.READING, CancelReceived): _to(_S.ENDED, _S.READING),
+    (_S.READING, StatusAsked): _to(_S.READING),
+    (_S.READING, PeerLost): _to(_S.ENDED),
+    (_S.DRAINING, WritesDone): _to(_S.ENDED),
+    (_S.DRAINING, WritesFailed): _to(_S.ENDED),
+    (_S.DRAINING, RegisterReceived): _to(_S.DRAINING),
+    (_S.DRAINING, CancelReceived): _to(_S.DRAINING),
+    (_S.DRAINING, StatusAsked): _to(_S.DRAINING),
+    (_S.DRAINING, PeerLost): _to(_S.DRAINING),
+    (_S.ENDED, PrefillAnnounced): _to(_S.ENDED),
+    (_S.ENDED, PrefillFinished): _to(_S.ENDED),
+    (_S.ENDED, PrefillAborted): _to(_S.ENDED),
+    (_S.ENDED, RegisterReceived): _to(_S.ENDED),
+    (_S.ENDED, CancelReceived): _to(_S.ENDED),
+    (_S.ENDED, DoneReceived): _to(_S.ENDED),
+    (_S.ENDED, StatusAsked): _to(_S.ENDED),
+    (_S.ENDED, DeadlineReached): _to(_S.ENDED),
+    # A `Done` for a transfer that is not being read can only be a late copy.
+    (_S.COMPUTING, DoneReceived): _to(_S.COMPUTING),
+    (_S.REGISTERED, DoneReceived): _to(_S.REGISTERED),
+    (_S.MATCHED, DoneReceived): _to(_S.MATCHED),
+    (_S.HELD, DoneReceived): _to(_S.HELD),
+    (_S.WRITING, DoneReceived): _to(_S.WRITING),
+    (_S.DRAINING, DoneReceived): _to(_S.DRAINING),
+}
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Everything that P knows about one transfer."""
+
+    key: TransferKey
+    started: float
+    state: ProducerState = ProducerState.NEW
+    request_id: RequestId | None = None
+    num_tokens: int = 0
+    prompt_digest: bytes = b""
+    blocks: tuple[int, ...] | None = None
+    registration: Register | None = None
+    peer: PeerName | None = None
+    registered_at: float = 0.0
+    end: End | None = None
+    reason: Reason = Reason.NONE
+    detail: str = ""
+    num_bytes: int = 0
+    num_descriptors: int = 0
+    is_engine_done: bool = False
+    deadline: float | None = None
+    actions: list[Action] = field(default_factory=list)
+
+    def is_registered_by(self, peer: PeerName, attempt: int) -> bool:
+        """Whether the current registration is this attempt of this peer."""
+        return self.peer == peer and self.registration is not None and self.registration.attempt == attempt
+
+
+class Producer:
+    """All transfers of one rank in the role of producer. No I/O, no clock; used by one thread.
+
+    Args:
+        block_size: tokens per block.
+        timing: leases and deadlines.
+    """
+
+    def __init__(self, block_size: int, timing: Timing) -> None:
+        self._block_size = block_size
+        self._timing = timing
+        self._transfers: dict[TransferKey, _Transfer] = {}
+        self._deadlines = Deadlines()
+        self._keys_of_request: dict[RequestId, set[TransferKey]] = {}
+        self._keys_of_peer: dict[PeerName, set[TransferKey]] = {}
+        self._counts: Counter[ProducerState] = Counter()
+
+    # What the driver asks.
+
+    def state(self, key: TransferKey) -> ProducerState | None:
+        """The state of a transfer; None if nothing is known of it."""
+        transfer = self._transfers.get(key)
+        return transfer.state if transfer else None
+
+    def live_keys(self, peer: PeerName) -> frozenset[TransferKey]:
+        """Transfers that are registered by this peer and have not ended."""
+        return frozenset(self._keys_of_peer.get(peer, ()))
+
+    def has_live(self, peer: PeerName) -> bool:
+        """Whether this peer waits for anything."""
+        return peer in self._keys_of_peer
+
+    def count(self, state: ProducerState) -> int:
+        """How many transfers are in a state."""
+        return self._counts[state]
+
+    def next_deadline(self) -> float | None:
+        """When `fire` should be called next."""
+        return self._deadlines.next()
+
+    # What the driver tells.
+
+    def handle(self, key: TransferKey, event: ProducerEvent, now: float) -> list[Action]:
+        """One event of one transfer.
+
+        Raises:
+            UnexpectedEvent: the table has no such step; a bug on our side, never the peer's doing.
+        """
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = _Transfer(key, now)
+        before = transfer.state
+        targets = allowed_targets(PRODUCER_TABLE, key, before, event)
+        _HANDLERS[type(event)](self, transfer, event, now)
+        check_target(targets, key, event, transfer.state)
+        self._counts[before] -= before is not _S.NEW
+        if transfer.state is _S.NEW or (before is _S.ENDED and self._is_forgotten(transfer, event)):
+            self._transfers.pop(key, None)
+            self._deadlines.set(key, None)
+        else:
+            self._counts[transfer.state] += 1
+            self._transfers[key] = transfer
+            self._deadlines.set(key, transfer.deadline)
+        actions, transfer.actions = transfer.actions, []
+        return actions
+
+    def fire(self, now: float) -> list[Action]:
+        """Everything whose deadline has passed: all of it, on the tick on which it passed."""
+        actions: list[Action] = []
+        for key in self._deadlines.take_due(now):
+            self._transfers[key].deadline = None
+            actions += self.handle(key, DeadlineReached(), now)
+        return actions
+
+    def lose_peer(self, peer: PeerName, detail: str, now: float) -> list[Action]:
+        """The peer is gone; so are its registrations."""
+        actions: list[Action] = []
+        for key in sorted(self.live_keys(peer)):
+            actions += self.handle(key, PeerLost(peer, detail), now)
+        return actions
+
+    def heard_live(self, peer: PeerName, live: tuple[tuple[TransferKey, int], ...], now: float) -> list[Action]:
+        """A heartbeat's list: answer anew what it waits for, end what it no longer waits for.
+
+        A registration that is younger than one heartbeat may have crossed the list on the way and is left alone.
+        """
+        actions: list[Action] = []
+        for key, attempt in live:
+            actions += self.handle(key, StatusAsked(peer, attempt), now)
+        named = {key for key, _ in live}
+        for key in sorted(self.live_keys(peer) - named):
+            transfer = self._transfers[key]
+            if transfer.registration is not None and now - transfer.registered_at > self._timing.heartbeat_seconds:
+                event = CancelReceived(peer, transfer.registration.attempt, Reason.CONSUMER_GONE)
+                actions += self.handle(key, event, now)
+        return actions
+
+    # Handlers: one per event; each leaves `transfer` in its next state.
+
+    def _on_announced(self, transfer: _Transfer, event: PrefillAnnounced, now: float) -> None:
+        transfer.request_id = event.request_id
+        transfer.num_tokens = event.num_tokens
+        transfer.prompt_digest = event.prompt_digest
+        self._keys_of_request.setdefault(event.request_id, set()).add(transfer.key)
+        if transfer.state is _S.ENDED:
+            return  # cancelled before it began; the blocks are released when the engine is done with it
+        transfer.deadline = None
+        if transfer.state is _S.NEW:
+            transfer.state = _S.COMPUTING
+            return
+        refusal = self._refusal(transfer)
+        if refusal is None:
+            transfer.state = _S.MATCHED
+        else:
+            self._refuse(transfer, *refusal)
+            transfer.state = _S.COMPUTING
+
+    def _on_finished(self, transfer: _Transfer, event: PrefillFinished, now: float) -> None:
+        transfer.is_engine_done = True
+        if transfer.state is _S.ENDED:
+            self._release_late(transfer, now)
+            return
+        transfer.blocks = event.blocks
+        if transfer.state is _S.COMPUTING:
+            transfer.state = _S.HELD
+            transfer.deadline = now + self._timing.lease_seconds
+        else:
+            self._begin(transfer, now)
+
+    def _on_aborted(self, transfer: _Transfer, event: PrefillAborted, now: float) -> None:
+        transfer.is_engine_done = True
+        if transfer.state is _S.ENDED:
+            self._release_late(transfer, now)
+        else:
+            self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "", now)
+
+    def _on_register(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
+        message = event.message
+        if event.invalid:
+            self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.INVALID_BLOCKS, event.invalid)
+            return
+        if transfer.state is _S.ENDED:
+            self._answer_with_end(transfer, event.peer, message.attempt)
+            return
+        if transfer.registration is not None:
+            self._on_second_registration(transfer, event, now)
+            return
+        self._adopt(transfer, event, now)
+
+    def _on_second_registration(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
+        """The same again is answered again; a newer attempt takes over while nothing is in flight."""
+        current, message = transfer.registration, event.message
+        assert current is not None
+        assert transfer.peer is not None
+        if transfer.is_registered_by(event.peer, message.attempt):
+            transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
+        elif message.attempt > current.attempt and transfer.state in {_S.REGISTERED, _S.MATCHED}:
+            self._reply_ended(transfer, transfer.peer, current.attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "")
+            self._unbind(transfer)
+            self._adopt(transfer, event, now)
+        else:
+            detail = f"attempt {current.attempt} is in state {transfer.state}"
+            self._reply_ended(transfer, event.peer, message.attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, detail)
+
+    def _on_cancel(self, transfer: _Transfer, event: CancelReceived, now: float) -> None:
+        quiesced = SendMessage(event.peer, Quiesced(transfer.key, event.attempt))
+        state = transfer.state
+        if state is _S.ENDED or (
+            transfer.registration is not None and not transfer.is_registered_by(event.peer, event.attempt)
+        ):
+            transfer.actions.append(quiesced)  # of an attempt that has no write in flight here
+        elif state is _S.WRITING:
+            transfer.reason = event.reason
+            transfer.state = _S.DRAINING
+            transfer.actions.append(StopPosting(transfer.key))
+        elif state is not _S.DRAINING:
+            end = End.COMPLETED if event.reason is Reason.NOT_NEEDED else End.CANCELLED
+            transfer.actions.append(quiesced)
+            self._finish(transfer, end, event.reason, "", now, tell_peer=False)
+
+    def _on_done(self, transfer: _Transfer, event: DoneReceived, now: float) -> None:
+        if transfer.state is _S.READING and transfer.is_registered_by(event.peer, event.attempt):
+            self._finish(transfer, End.COMPLETED, Reason.NONE, "", now, tell_peer=False)
+
+    def _on_status(self, transfer: _Transfer, event: StatusAsked, now: float) -> None:
+        state = transfer.state
+        if state is _S.NEW:
+            self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
+        elif state is _S.ENDED:
+            self._answer_with_end(transfer, event.peer, event.attempt)
+        elif not transfer.is_registered_by(event.peer, event.attempt):
+            self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
+        elif state is _S.READING:
+            transfer.actions.append(self._located(transfer))
+
+    def _on_peer_lost(self, transfer: _Transfer, event: PeerLost, now: float) -> None:
+        transfer.detail = event.detail
+        if transfer.state is _S.WRITING:
+            transfer.reason = Reason.PEER_LOST
+            transfer.state = _S.DRAINING
+            transfer.actions.append(StopPosting(transfer.key))
+        elif transfer.state is not _S.DRAINING:
+            self._finish(transfer, End.FAILED, Reason.PEER_LOST, event.detail, now, tell_peer=False)
+
+    def _on_writes_over(self, transfer: _Transfer, event: WritesDone | WritesFailed, now: float) -> None:
+        failed = isinstance(event, WritesFailed)
+        if transfer.state is _S.DRAINING:
+            assert transfer.peer is not None
+            assert transfer.registration is not None
+            was_lost = transfer.reason is Reason.PEER_LOST
+            if not was_lost:
+                transfer.actions.append(
+                    SendMessage(transfer.peer, Quiesced(transfer.key, transfer.registration.attempt))
+                )
+            end = End.FAILED if was_lost else End.CANCELLED
+            self._finish(transfer, end, transfer.reason, transfer.detail, now, tell_peer=False)
+        elif failed:
+            assert isinstance(event, WritesFailed)
+            self._finish(transfer, End.FAILED, Reason.TRANSPORT, event.detail, now)
+        else:
+            assert isinstance(event, WritesDone)
+            transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
+            self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
+
+    def _on_deadline(self, transfer: _Transfer, event: DeadlineReached, now: float) -> None:
+        if transfer.state is _S.HELD:
+            self._finish(transfer, End.EXPIRED, Reason.LEASE_EXPIRED, "", now)
+        elif transfer.state is _S.REGISTERED:
+            self._finish(transfer, End.FAILED, Reason.PREFILL_NEVER_CAME, "", now)
+
+    # Steps that several handlers take.
+
+    def _adopt(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
+        """Take the first registration, or the one that supersedes."""
+        message = event.message
+        transfer.registration, transfer.peer, transfer.registered_at = message, event.peer, now
+        self._keys_of_peer.setdefault(event.peer, set()).add(transfer.key)
+        if transfer.request_id is None:
+            transfer.state = _S.REGISTERED
+            transfer.deadline = now + self._timing.orphan_seconds
+            transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
+            return
+        refusal = self._refusal(transfer)
+        if refusal is not None:
+            self._refuse(transfer, *refusal)
+            if transfer.state is _S.MATCHED:  # it superseded, and was refused: nobody is registered now
+                transfer.state = _S.COMPUTING
+            return
+        transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
+        if transfer.state is _S.HELD:
+            self._begin(transfer, now)
+        else:
+            transfer.state = _S.MATCHED
+
+    def _refusal(self, transfer: _Transfer) -> tuple[Reason, str] | None:
+        """Why the registration cannot be for the announced request; None when it can."""
+        message = transfer.registration
+        assert message is not None
+        if message.prompt_digest != transfer.prompt_digest or message.num_tokens != transfer.num_tokens:
+            detail = f"prefill worker's prompt has {transfer.num_tokens} tokens, decode worker's {message.num_tokens}"
+            return Reason.PROMPT_DIFFERS, detail
+        try:
+            start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
+        except ValueError as error:
+            return Reason.INVALID_BLOCKS, str(error)
+        if message.mode is TransferMode.PUSH and len(message.blocks) != stop - start:
+            return Reason.INVALID_BLOCKS, f"{len(message.blocks)} blocks registered, {stop - start} needed"
+        return None
+
+    def _refuse(self, transfer: _Transfer, reason: Reason, detail: str) -> None:
+        """Answer the registration with a failure and forget it; the request itself goes on."""
+        assert transfer.registration is not None
+        assert transfer.peer is not None
+        attempt = transfer.registration.attempt
+        self._reply_ended(transfer, transfer.peer, attempt, End.FAILED, reason, detail)
+        self._unbind(transfer)
+
+    def _unbind(self, transfer: _Transfer) -> None:
+        """Nobody is registered any more."""
+        self._untie_peer(transfer)
+        transfer.registration = transfer.peer = None
+
+    def _untie_peer(self, transfer: _Transfer) -> None:
+        """The peer's loss no longer concerns this transfer."""
+        if transfer.peer is not None and (keys := self._keys_of_peer.get(transfer.peer)) is not None:
+            keys.discard(transfer.key)
+            if not keys:
+                del self._keys_of_peer[transfer.peer]
+
+    def _begin(self, transfer: _Transfer, now: float) -> None:
+        """Blocks and registration are both here: move the bytes."""
+        message, peer, blocks = transfer.registration, transfer.peer, transfer.blocks
+        assert message is not None
+        assert peer is not None
+        assert blocks is not None
+        transfer.deadline = None
+        start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
+        if start == stop:
+            self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
+        elif message.mode is TransferMode.PUSH:
+            transfer.state = _S.WRITING
+            transfer.actions.append(SendMessage(peer, Writing(transfer.key, message.attempt)))
+            transfer.actions.append(StartWrite(transfer.key, peer, blocks[start:stop], message.blocks))
+        else:
+            transfer.state = _S.READING
+            transfer.actions.append(self._located(transfer))
+
+    def _located(self, transfer: _Transfer) -> SendMessage:
+        message = transfer.registration
+        assert message is not None
+        assert transfer.peer is not None
+        assert transfer.blocks is not None
+        start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
+        return SendMessage(transfer.peer, Located(transfer.key, message.attempt, transfer.blocks[start:stop]))
+
+    def _finish(
+        self,
+        transfer: _Transfer,
+        end: End,
+        reason: Reason,
+        detail: str,
+        now: float,
+        *,
+        tell_peer: bool = True,
+    ) -> None:
+        """The one end of a transfer: tell, record, release."""
+        assert transfer.end is None, f"transfer {transfer.key} has ended before, as {transfer.end}"
+        transfer.end, transfer.reason, transfer.detail = end, reason, detail
+        transfer.state = _S.ENDED
+        transfer.deadline = now + self._timing.memory_seconds
+        registration, peer = transfer.registration, transfer.peer
+        if tell_peer and registration is not None and peer is not None:
+            self._reply_ended(transfer, peer, registration.attempt, end, reason, detail)
+        mode = registration.mode if registration else None
+        moved = (transfer.num_bytes, transfer.num_descriptors)
+        seconds = now - transfer.started
+        record = EndRecord(Role.PRODUCER, transfer.key, mode, end, reason, detail, *moved, seconds)
+        transfer.actions.append(record)
+        self._untie_peer(transfer)
+        if transfer.is_engine_done:
+            self._release(transfer)
+
+    def _release(self, transfer: _Transfer) -> None:
+        """Release the request's blocks once all transfers of it (one per consumer) are over."""
+        request_id = transfer.request_id
+        if request_id is None:
+            return
+        keys = self._keys_of_request[request_id]
+        keys.discard(transfer.key)
+        if not keys:
+            del self._keys_of_request[request_id]
+            transfer.actions.append(ReleaseRequest(request_id))
+
+    def _release_late(self, transfer: _Transfer, now: float) -> None:
+        """The transfer ended while the engine still computed; now it is done, and the memory of it may fade."""
+        self._release(transfer)
+        if transfer.deadline is None:
+            transfer.deadline = now + self._timing.memory_seconds
+
+    def _answer_with_end(self, transfer: _Transfer, peer: PeerName, attempt: int) -> None:
+        """What became of it. Only the attempt that completed may hear `completed`; all others failed."""
+        assert transfer.end is not None
+        if transfer.end is End.COMPLETED and not transfer.is_registered_by(peer, attempt):
+            end, reason = End.FAILED, Reason.UNKNOWN_TRANSFER
+            self._reply_ended(transfer, peer, attempt, end, reason, "it has been handed over already")
+        else:
+            self._reply_ended(transfer, peer, attempt, transfer.end, transfer.reason, transfer.detail)
+
+    def _reply_ended(
+        self, transfer: _Transfer, peer: PeerName, attempt: int, end: End, reason: Reason, detail: str
+    ) -> None:
+        moved = (transfer.num_bytes, transfer.num_descriptors) if end is End.COMPLETED else (0, 0)
+        transfer.actions.append(SendMessage(peer, Ended(transfer.key, attempt, end, reason, detail, *moved)))
+
+    def _is_forgotten(self, transfer: _Transfer, event: ProducerEvent) -> bool:
+        """An end is remembered until its time is over, and at least until the engine is done with the request."""
+        engine_has_it = transfer.request_id is not None and not transfer.is_engine_done
+        return isinstance(event, DeadlineReached) and not engine_has_it
+
+
+_Handler = Callable[[Producer, _Transfer, Any, float], None]
+
+_HANDLERS: dict[type[Any], _Handler] = {
+    PrefillAnnounced: Producer._on_announced,
+    PrefillFinished: Producer._on_finished,
+    PrefillAborted: Producer._on_aborted,
+    RegisterReceived: Producer._on_register,
+    CancelReceived: Producer._on_cancel,
+    DoneReceived: Producer._on_done,
+    StatusAsked: Producer._on_status,
+    PeerLost: Producer._on_peer_lost,
+    WritesDone: Producer._on_writes_over,
+    WritesFailed: Producer._on_writes_over,
+    DeadlineReached: Producer._on_deadline,
+}

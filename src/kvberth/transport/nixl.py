@@ -1,0 +1,141 @@
+"""NIXL behind the seam: the only module that imports it.
+
+NIXL's progress thread is off, since it spins a whole core even when idle; instead the mover calls `progress` and
+`is_done` about once per millisecond while transfers are live, on both sides. NIXL cannot cancel: a handle that is
+released in flight goes on in the background, so `release` is called only for transfers that have ended.
+"""
+
+import itertools
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from kvberth.layout import Region, Runs
+from kvberth.transport.base import Direction, Handle, TransportError
+
+try:
+    from nixl._api import nixl_agent, nixl_agent_config
+except ImportError as error:  # pragma: no cover - depends on the machine
+    raise ImportError(
+        "NIXL is not installed: `pip install kvberth[vllm]` beside vLLM, or `kvberth[cpu]` without a GPU"
+    ) from error
+
+__all__ = ["MemoryType", "NixlTransport"]
+
+
+class MemoryType(StrEnum):
+    """NIXL's name of the memory that holds the KV cache."""
+
+    HOST = "DRAM"
+    DEVICE = "VRAM"
+
+
+class NixlTransport:
+    """One NIXL agent with one back end. See `kvberth.transport.Transport` for the contract.
+
+    Args:
+        name: unique among all agents that may ever meet, restarts included.
+        memory_type: of all registered memory.
+        backend: NIXL's back end, such as UCX or LIBFABRIC.
+
+    Raises:
+        TransportError: the agent or its back end cannot be made.
+    """
+
+    def __init__(self, name: str, memory_type: MemoryType, backend: str = "UCX") -> None:
+        config = nixl_agent_config(enable_prog_thread=False, backends=[backend])
+        self._memory_type = memory_type.value
+        self._backend = backend
+        try:
+            self._agent = nixl_agent(name, config)
+        except Exception as error:  # NIXL raises classes of its C++ binding, with no common base
+            raise TransportError(f"no NIXL agent with back end {backend}: {error}") from error
+        if backend not in self._agent.backends:
+            raise TransportError(f"NIXL has no back end {backend}; it has {sorted(self._agent.plugin_list)}")
+        self._registered: list[Any] = []
+        self._handles: dict[Handle, Any] = {}
+        self._numbers = itertools.count(1)
+
+    def register(self, regions: Sequence[Region], num_blocks: int) -> None:
+        rows = np.array(
+            [
+                (each.address, (num_blocks - 1) * each.block_stride + each.block_length, each.device_index)
+                for each in regions
+            ],
+            dtype=np.uint64,
+        )
+        try:
+            registered = self._agent.register_memory(rows, self._memory_type, backends=[self._backend])
+        except Exception as error:
+            raise TransportError(f"{self._memory_type} memory cannot be registered with NIXL: {error}") from error
+        self._registered.append(registered)
+
+    def metadata(self) -> bytes:
+        return bytes(self._agent.get_agent_metadata())
+
+    def add_peer(self, metadata: bytes) -> str:
+        try:
+            name = self._agent.add_remote_agent(metadata)
+        except Exception as error:
+            raise TransportError(f"NIXL refuses the peer's metadata: {error}") from error
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def remove_peer(self, name: str) -> None:
+        try:
+            self._agent.remove_remote_agent(name)
+        except Exception as error:
+            raise TransportError(f"NIXL cannot remove peer {name}: {error}") from error
+
+    def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
+        try:
+            handle = self._agent.initialize_xfer(
+                direction.value,
+                self._agent.get_xfer_descs(runs.local, self._memory_type),
+                self._agent.get_xfer_descs(runs.remote, self._memory_type),
+                peer,
+                backends=[self._backend],
+            )
+        except Exception as error:
+            raise TransportError(f"NIXL cannot prepare a {direction} with {peer}: {error}") from error
+        try:
+            status = self._agent.transfer(handle)
+        except Exception as error:
+            self._release(handle)
+            raise TransportError(f"NIXL cannot post a {direction} with {peer}: {error}") from error
+        if status == "ERR":
+            self._release(handle)
+            raise TransportError(f"NIXL cannot post a {direction} with {peer}")
+        number = Handle(next(self._numbers))
+        self._handles[number] = handle
+        return number
+
+    def is_done(self, handle: Handle) -> bool:
+        try:
+            status = self._agent.check_xfer_state(self._handles[handle])
+        except Exception as error:  # a dead peer shows as an exception, not as a state
+            raise TransportError(f"{type(error).__name__}: {error}") from error
+        if status == "ERR":
+            raise TransportError("NIXL reports an error of the transfer")
+        return bool(status == "DONE")
+
+    def release(self, handle: Handle) -> None:
+        self._release(self._handles.pop(handle))
+
+    def progress(self) -> None:
+        self._agent.get_new_notifs()
+
+    def close(self) -> None:
+        for handle in list(self._handles):
+            self.release(handle)
+        for registered in self._registered:
+            self._agent.deregister_memory(registered)
+        self._registered.clear()
+        del self._agent
+
+    def _release(self, handle: Any) -> None:
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception as error:
+            raise TransportError(f"NIXL cannot release a transfer: {error}") from error

@@ -1,0 +1,222 @@
+"""`KVBerthConnector`: vLLM's hooks, passed on to the half that they belong to."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+
+from kvberth.protocol import PROTOCOL_VERSION
+from kvberth.vllm_plugin.fingerprint import facts_of
+from kvberth.vllm_plugin.meta import SchedulerMeta, WorkerMeta
+from kvberth.vllm_plugin.metrics import KVBerthPromMetrics, KVBerthStats, stats_of
+from kvberth.vllm_plugin.scheduler_side import SchedulerSide
+from kvberth.vllm_plugin.settings import ConnectorSettings, SettingsError, is_loopback
+from kvberth.vllm_plugin.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+__all__ = ["KVBerthConnector"]
+
+_log = init_logger(__name__)
+
+
+class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
+    """A KV connector that hands over by push and by pull, chosen per request, in the background.
+
+    vLLM makes one in the scheduler and one in each worker. Settings: `kvberth.vllm_plugin.settings`.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = _settings_of(vllm_config)
+        _check_supported(vllm_config, kv_cache_config)
+        transfer_config = self._kv_transfer_config
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(
+                settings,
+                block_size=vllm_config.cache_config.block_size,
+                is_producer=transfer_config.is_kv_producer,
+                is_consumer=transfer_config.is_kv_consumer,
+                engine_id=str(transfer_config.engine_id),
+                host=settings.control_host,
+                port=_control_port(vllm_config),
+                tp_size=vllm_config.parallel_config.tensor_parallel_size,
+            )
+            if transfer_config.is_kv_producer and not is_loopback(settings.control_host):
+                _log.warning(
+                    "kvberth: the control channel on %s is not authenticated; whoever reaches it can ask for KV. "
+                    "Keep it inside a trusted network.",
+                    settings.control_host,
+                )
+            if transfer_config.is_kv_consumer and transfer_config.kv_load_failure_policy != "recompute":
+                _log.info("kvberth: a failed transfer fails its request; kv_load_failure_policy 'recompute' mends it")
+        else:
+            self._worker = WorkerSide(
+                settings,
+                facts_of(vllm_config),
+                engine_id=str(transfer_config.engine_id),
+                rank=get_tensor_model_parallel_rank(),
+                num_blocks=kv_cache_config.num_blocks,
+                listen_port=_control_port(vllm_config) if transfer_config.is_kv_producer else None,
+            )
+
+    # Worker's half.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Register the memory and start the mover."""
+        self._worker_side.register(kv_caches)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Hand the step's commands to the mover; nothing is waited for."""
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, SchedulerMeta)
+        self._worker_side.submit(meta.commands)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request runs only after its KV has arrived."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: "AttentionMetadata", **kwargs: Any
+    ) -> None:
+        """Nothing: the mover takes the blocks from where they are."""
+
+    def wait_for_save(self) -> None:
+        """Nothing: the blocks are kept until the mover has let go of them."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Requests whose blocks the mover has let go of, or whose KV has arrived or failed to."""
+        released, received, failed = self._worker_side.poll()
+        return KVConnectorTransferResults(finished_sending=released, finished_recving=received, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> WorkerMeta | None:
+        """How the received requests fared."""
+        outcomes = self._worker_side.take_outcomes()
+        return WorkerMeta(outcomes) if outcomes else None
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """The transfers that have ended; the scheduler's half has none."""
+        return stats_of(self._worker.take_reports()) if self._worker is not None else None
+
+    def shutdown(self) -> None:
+        """Stop the mover."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    # Scheduler's half.
+
+    def on_new_request(self, request: "Request") -> None:
+        """A request has entered the engine."""
+        self._scheduler_side.arrived(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """On a decode worker, the whole rest of the prompt comes from elsewhere."""
+        tokens = self._scheduler_side.tokens_to_load(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        """The request has its blocks: tell where they are."""
+        self._scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Send what has come together to the workers."""
+        return SchedulerMeta(self._scheduler_side.take_commands())
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """The workers have let go of requests."""
+        worker_meta = connector_output.kv_connector_worker_meta
+        outcomes = worker_meta.outcomes if isinstance(worker_meta, WorkerMeta) else {}
+        self._scheduler_side.ended(
+            connector_output.finished_sending or set(), connector_output.finished_recving or set(), outcomes
+        )
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Keep a prefill worker's blocks for the decode worker."""
+        return self._scheduler_side.finished(request, block_ids)
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same; there is one group."""
+        return self._scheduler_side.finished(request, block_ids[0])
+
+    # Metrics.
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """Stats from what has crossed a process."""
+        return KVBerthStats(data if data is not None else {"transfers": []})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVBerthPromMetrics:
+        """In the API server's process."""
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        settings = _settings_of(vllm_config)
+        engine_info = {
+            "role": str(transfer_config.kv_role),
+            "engine_id": str(transfer_config.engine_id),
+            "control_host": settings.control_host,
+            "control_port": str(_control_port(vllm_config)),
+            "tp_size": str(vllm_config.parallel_config.tensor_parallel_size),
+            "transfer_mode": str(settings.transfer_mode),
+            "protocol_version": str(PROTOCOL_VERSION),
+        }
+        return KVBerthPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, engine_info)
+
+    @property
+    def _scheduler_side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "this connector was made for a worker"
+        return self._scheduler
+
+    @property
+    def _worker_side(self) -> WorkerSide:
+        assert self._worker is not None, "this connector was made for the scheduler"
+        return self._worker
+
+
+def _settings_of(vllm_config: VllmConfig) -> ConnectorSettings:
+    assert vllm_config.kv_transfer_config is not None
+    return ConnectorSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+
+
+def _control_port(vllm_config: VllmConfig) -> int:
+    """Of rank 0 of this engine; data-parallel engines on one host follow each other."""
+    assert vllm_config.kv_transfer_config is not None
+    parallel = vllm_config.parallel_config
+    return int(vllm_config.kv_transfer_config.kv_port + parallel.data_parallel_rank * parallel.tensor_parallel_size)
+
+
+def _check_supported(vllm_config: VllmConfig, kv_cache_config: "KVCacheConfig") -> None:
+    """Refuse at start what would go wrong later."""
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise SettingsError(
+            f"KVBerthConnector: the model has {len(kv_cache_config.kv_cache_groups)} groups of KV caches (hybrid or "
+            "sliding-window attention); only models with one are supported"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size != 1:
+        raise SettingsError("KVBerthConnector: pipeline parallelism is not supported; set pipeline_parallel_size to 1")

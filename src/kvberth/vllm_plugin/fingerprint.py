@@ -1,0 +1,66 @@
+"""The engine's side of the fingerprint, as far as vLLM's configuration knows it."""
+
+import hashlib
+import json
+from pathlib import PurePath
+from typing import Any, TypedDict
+
+import msgspec
+from vllm.config import VllmConfig
+
+__all__ = ["EngineFacts", "FactsDict", "facts_of"]
+
+_NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
+
+
+class FactsDict(TypedDict):
+    """The fields of `EngineFacts`."""
+
+    model: str
+    dtype: str
+    kv_cache_dtype: str
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    layout: str
+    tensor_parallel_size: int
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`kvberth.layout.Fingerprint` without what only the KV cache's tensors tell."""
+
+    model: str
+    dtype: str
+    kv_cache_dtype: str
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    layout: str
+    tensor_parallel_size: int
+
+    def as_dict(self) -> FactsDict:
+        """For the constructor of `Fingerprint`."""
+        facts: FactsDict = msgspec.to_builtins(self)
+        return facts
+
+
+def facts_of(vllm_config: VllmConfig) -> EngineFacts:
+    """What the configuration says. The same model under another path is the same model."""
+    model = vllm_config.model_config
+    cache = vllm_config.cache_config
+    layout = cache.get_resolved_kv_cache_layout()
+    return EngineFacts(
+        model=f"{PurePath(model.model).name}@{_digest(model.hf_config.to_dict())}",
+        dtype=str(model.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(cache.cache_dtype),
+        num_kv_heads=model.get_total_num_kv_heads(),
+        head_size=model.get_head_size(),
+        block_size=cache.block_size,
+        layout=layout.name,
+        tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
+    )
+
+
+def _digest(config: dict[str, Any]) -> str:
+    facts = {name: value for name, value in config.items() if name not in _NOT_OF_THE_MODEL}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,41 @@
+"""What crosses between the scheduler's half of the connector and the workers'."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from kvberth.mover import Command
+
+__all__ = ["SchedulerMeta", "TransferOutcome", "WorkerMeta"]
+
+
+@dataclass
+class SchedulerMeta(KVConnectorMetadata):
+    """One step's commands for the movers of all ranks."""
+
+    commands: list[Command] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TransferOutcome:
+    """How a request's wait ended, for its response."""
+
+    ok: bool
+    reason: str
+    detail: str
+
+
+@dataclass
+class WorkerMeta(KVConnectorWorkerMetadata):
+    """One step's outcomes by request; with several ranks a failure of any is the request's."""
+
+    outcomes: dict[str, TransferOutcome] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMeta":
+        """Join the outcomes of two ranks."""
+        assert isinstance(other, WorkerMeta)
+        joined = dict(self.outcomes)
+        for request_id, outcome in other.outcomes.items():
+            if request_id not in joined or not outcome.ok:
+                joined[request_id] = outcome
+        return WorkerMeta(joined)

@@ -1,0 +1,64 @@
+"""The connector's settings, from vLLM's `--kv-transfer-config`."""
+
+import ipaddress
+from typing import Any
+
+import msgspec
+
+from kvberth.protocol import Timing, TransferMode
+
+__all__ = ["ConnectorSettings", "SettingsError", "is_loopback"]
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the text says what would be right."""
+
+
+class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`kv_connector_extra_config`.
+
+    Attributes:
+        transfer_mode: for requests that do not say.
+        control_host: where a prefill worker listens, and what it tells decode workers.
+        lease_seconds: how long a prefill worker holds finished blocks for a decode worker that has not come.
+        deadline_seconds: how long a decode worker waits for the KV of one request.
+        backend: NIXL's back end.
+    """
+
+    transfer_mode: TransferMode = TransferMode.PUSH
+    control_host: str = "127.0.0.1"
+    lease_seconds: float = Timing().lease_seconds
+    deadline_seconds: float = Timing().deadline_seconds
+    backend: str = "UCX"
+
+    @classmethod
+    def from_extra_config(cls, extra_config: dict[str, Any]) -> "ConnectorSettings":
+        """Check and convert the dictionary that the user wrote.
+
+        Raises:
+            SettingsError: an unknown name, or a value that is not possible.
+        """
+        try:
+            settings = msgspec.convert(extra_config, cls)
+        except msgspec.ValidationError as error:
+            known = ", ".join(cls.__struct_fields__)
+            raise SettingsError(f"kv_connector_extra_config: {error}; the settings are {known}") from error
+        for name in ("lease_seconds", "deadline_seconds"):
+            if getattr(settings, name) <= 0:
+                raise SettingsError(f"kv_connector_extra_config: {name} must be above 0")
+        return settings
+
+    @property
+    def timing(self) -> Timing:
+        """The protocol's clocks."""
+        return Timing(lease_seconds=self.lease_seconds, deadline_seconds=self.deadline_seconds)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes on this machine can connect to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

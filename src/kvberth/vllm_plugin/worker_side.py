@@ -1,0 +1,138 @@
+"""The worker's half of the connector: it owns the mover of its rank and does nothing but pass on.
+
+All methods are called by the worker's own thread between and around forward passes; none of them waits for a transfer.
+"""
+
+import logging
+import uuid
+from collections.abc import Mapping
+
+import torch
+
+from kvberth.layout import Fingerprint
+from kvberth.mover import Command, Mover, MoverFailed, TransferReport
+from kvberth.protocol import EngineCard
+from kvberth.transport.nixl import MemoryType, NixlTransport
+from kvberth.vllm_plugin.fingerprint import EngineFacts
+from kvberth.vllm_plugin.meta import TransferOutcome
+from kvberth.vllm_plugin.regions import regions_of
+from kvberth.vllm_plugin.settings import ConnectorSettings
+
+__all__ = ["WorkerSide"]
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerSide:
+    """One rank's connector in the worker process.
+
+    Args:
+        settings: the connector's.
+        facts: the engine's side of the fingerprint.
+        engine_id: vLLM's.
+        rank: tensor-parallel rank.
+        num_blocks: of the KV cache.
+        listen_port: of the control channel; None for an engine that is a consumer only.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        facts: EngineFacts,
+        *,
+        engine_id: str,
+        rank: int,
+        num_blocks: int,
+        listen_port: int | None,
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._engine_id = engine_id
+        self._rank = rank
+        self._num_blocks = num_blocks
+        self._listen_port = listen_port
+        self._mover: Mover | None = None
+        self._outcomes: dict[str, TransferOutcome] = {}
+        self._reports: list[TransferReport] = []
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Register the KV cache and start the mover.
+
+        Raises:
+            UnsupportedCacheError: the cache cannot be addressed.
+            MoverFailed: the mover cannot start; the cause is chained.
+        """
+        regions = regions_of(kv_caches, self._num_blocks)
+        memory_type = MemoryType.HOST if next(iter(kv_caches.values())).device.type == "cpu" else MemoryType.DEVICE
+        incarnation = uuid.uuid4().hex
+        fingerprint = Fingerprint(
+            **self._facts.as_dict(),
+            num_layers=len(kv_caches),
+            block_lengths=tuple(region.block_length for region in regions),
+        )
+
+        def make_transport() -> NixlTransport:
+            name = f"{self._engine_id}/{self._rank}/{incarnation}"
+            transport = NixlTransport(name, memory_type, self._settings.backend)
+            transport.register(regions, self._num_blocks)
+            return transport
+
+        def make_card(agent_metadata: bytes) -> EngineCard:
+            return EngineCard(
+                engine_id=self._engine_id,
+                incarnation=incarnation,
+                rank=self._rank,
+                fingerprint=fingerprint,
+                regions=regions,
+                num_blocks=self._num_blocks,
+                agent_metadata=agent_metadata,
+            )
+
+        listen = None if self._listen_port is None else (self._settings.control_host, self._listen_port + self._rank)
+        self._mover = Mover(make_transport, make_card, listen, self._settings.timing)
+        self._mover.start()
+        _log.info(
+            "kvberth: rank %d is ready: %d layers in %d regions of %d blocks%s",
+            self._rank,
+            len(kv_caches),
+            len(regions),
+            self._num_blocks,
+            f", control channel at {listen[0]}:{listen[1]}" if listen else "",
+        )
+
+    def submit(self, commands: list[Command]) -> None:
+        """Hand the step's commands to the mover."""
+        for command in commands:
+            self._running().submit(command)
+
+    def poll(self) -> tuple[set[str], set[str], set[str]]:
+        """What has ended since the last call: released, received (failed ones included), failed."""
+        results = self._running().take()
+        failed: set[str] = set()
+        for report in results.received:
+            self._outcomes[report.request_id] = TransferOutcome(report.ok, str(report.reason), report.detail)
+            if not report.ok:
+                failed.add(str(report.request_id))
+        self._reports += results.reports
+        received = {str(report.request_id) for report in results.received}
+        return {str(each) for each in results.released}, received, failed
+
+    def take_outcomes(self) -> dict[str, TransferOutcome]:
+        """How the requests that were received since the last call fared."""
+        taken, self._outcomes = self._outcomes, {}
+        return taken
+
+    def take_reports(self) -> list[TransferReport]:
+        """The transfers that have ended since the last call, for metrics."""
+        taken, self._reports = self._reports, []
+        return taken
+
+    def stop(self) -> None:
+        """Stop the mover."""
+        if self._mover is not None:
+            self._mover.stop()
+
+    def _running(self) -> Mover:
+        if self._mover is None:
+            raise MoverFailed("the KV cache has not been registered")
+        return self._mover
