@@ -1,5 +1,6 @@
 """`KVBerthConnector`: vLLM's hooks, passed on to the half that they belong to."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KVBerthConnector"]
 
-_log = init_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
@@ -45,6 +45,7 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_with_vllm()
         settings = _settings_of(vllm_config)
         _check_supported(vllm_config, kv_cache_config)
         transfer_config = self._kv_transfer_config
@@ -197,6 +198,12 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
     def _worker_side(self) -> WorkerSide:
         assert self._worker is not None, "this connector was made for the scheduler"
         return self._worker
+
+
+def _log_with_vllm() -> None:
+    """What the parts without vLLM log goes where vLLM's own log goes, in its form."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("kvberth")
+    ours.handlers, ours.level, ours.propagate = theirs.handlers, theirs.level, theirs.propagate
 
 
 def _settings_of(vllm_config: VllmConfig) -> ConnectorSettings:

@@ -1,0 +1,401 @@
+"""Two machines hand over one request, well and badly; each test is one promise."""
+
+import pytest
+from tests.protocol.pair import CONSUMER, KEY, PRODUCER, Pair, announced, register, waiting
+
+from kvberth.protocol import (
+    End,
+    Producer,
+    Reason,
+    ReleaseRequest,
+    SendMessage,
+    StartRead,
+    StartWrite,
+    StopPosting,
+    Timing,
+    TransferKey,
+    TransferMode,
+)
+from kvberth.protocol.consumer import ConsumerState
+from kvberth.protocol.events import CancelReceived, PeerReady, PrefillFinished, RegisterReceived, StatusAsked, WritesDone
+from kvberth.protocol.ids import PeerName
+from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Writing
+from kvberth.protocol.producer import ProducerState
+
+PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
+COMPLETED = [("producer", End.COMPLETED, Reason.NONE), ("consumer", End.COMPLETED, Reason.NONE)]
+
+
+def test_push_writes_when_both_sides_are_there():
+    """D registers while P computes; P writes when it has finished, and D goes on after the last byte."""
+    pair = Pair().announce().wait().deliver()
+    assert pair.started() == []
+    pair.finish_prefill().deliver()
+    assert pair.started() == [StartWrite(KEY, CONSUMER, (1, 2, 3), (7, 8, 9))]
+    assert pair.consumer.state(KEY) is ConsumerState.RECEIVING
+    assert pair.received() == []
+    assert pair.released() == []
+    pair.writes_done().deliver()
+    assert pair.ends() == COMPLETED
+    assert pair.received() == [("d-1", True)]
+    assert pair.released() == ["p-1"]
+
+
+def test_pull_reads_when_prefill_is_over():
+    """P tells where its blocks are, D reads them, and P keeps them until D says that it is done."""
+    pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver()
+    assert pair.started() == [StartRead(KEY, PRODUCER, (7, 8, 9), (1, 2, 3))]
+    assert pair.released() == []
+    pair.reads_done()
+    assert pair.received() == [("d-1", True)]
+    pair.deliver()
+    assert pair.released() == ["p-1"]
+    assert sorted(pair.ends()) == sorted(COMPLETED)
+
+
+@pytest.mark.parametrize("mode", [PUSH, PULL])
+@pytest.mark.parametrize("order", ["announce wait finish", "wait announce finish", "announce finish wait"])
+def test_either_side_may_come_first(mode, order):
+    """The order of arrival does not matter."""
+    pair = Pair()
+    for step in order.split():
+        {"announce": pair.announce, "finish": pair.finish_prefill, "wait": lambda: pair.wait(waiting(mode))}[step]()
+        pair.deliver()
+    (pair.writes_done if mode is PUSH else pair.reads_done)()
+    pair.deliver()
+    assert sorted(pair.ends()) == sorted(COMPLETED)
+    assert pair.received() == [("d-1", True)]
+    assert pair.released() == ["p-1"]
+
+
+@pytest.mark.parametrize("mode", [PUSH, PULL])
+def test_only_the_missing_tail_is_moved(mode):
+    """D holds the first two blocks already."""
+    blocks = (9,)
+    pair = Pair().announce().finish_prefill().wait(waiting(mode, first_token=32, blocks=blocks)).deliver()
+    (started,) = pair.started()
+    assert (started.local_blocks, started.remote_blocks) == (((3,), (9,)) if mode is PUSH else ((9,), (3,)))
+
+
+def test_nothing_to_move_completes_at_once():
+    """D has every block of the prompt: P frees its blocks without a transfer."""
+    pair = Pair().announce().finish_prefill().decline().deliver()
+    assert pair.started() == []
+    assert pair.ends() == [("consumer", End.COMPLETED, Reason.NOT_NEEDED), ("producer", End.COMPLETED, Reason.NOT_NEEDED)]
+    assert pair.released() == ["p-1"]
+
+
+def test_declined_while_computing_releases_when_the_engine_is_done():
+    """P's blocks stay with the engine as long as it computes, and are released at its end."""
+    pair = Pair().decline().deliver().announce()
+    assert pair.released() == []
+    pair.finish_prefill()
+    assert pair.released() == ["p-1"]
+
+
+def test_different_prompts_under_one_id_are_refused():
+    """D gets the reason; P goes on and holds its blocks for whom they are meant."""
+    pair = Pair().announce().wait(waiting(digest=b"another prompt..")).deliver()
+    assert pair.ends() == [("consumer", End.FAILED, Reason.PROMPT_DIFFERS)]
+    assert pair.received() == [("d-1", False)]
+    pair.finish_prefill()
+    assert pair.producer.state(KEY) is ProducerState.HELD
+
+
+def test_wrong_number_of_blocks_is_refused():
+    """A registration that names two blocks for three is not written to."""
+    pair = Pair().announce().finish_prefill().wait(waiting(blocks=(7, 8))).deliver()
+    assert pair.started() == []
+    assert pair.ends() == [("consumer", End.FAILED, Reason.INVALID_BLOCKS)]
+
+
+def test_invalid_blocks_leave_no_trace_on_the_producer():
+    """A registration for blocks that the peer cannot have is answered, and nothing is remembered of it."""
+    producer = Producer(16, Timing())
+    actions = producer.handle(KEY, RegisterReceived(CONSUMER, register(), "block 99 is outside"), 1.0)
+    ended = Ended(KEY, 0, End.FAILED, Reason.INVALID_BLOCKS, "block 99 is outside")
+    assert actions == [SendMessage(CONSUMER, ended)]
+    assert producer.state(KEY) is None
+
+
+def test_prefill_aborted_tells_the_consumer():
+    """P's request is aborted: D hears it at once and P's blocks are free."""
+    pair = Pair().announce().wait().deliver().abort_prefill().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.ends() == [("producer", End.FAILED, Reason.PREFILL_ABORTED), ("consumer", End.FAILED, Reason.PREFILL_ABORTED)]
+    assert pair.released() == ["p-1"]
+
+
+def test_registration_after_abort_is_answered_with_the_end():
+    """D comes late: it hears what became of the prefill instead of waiting."""
+    pair = Pair().announce().abort_prefill().wait().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert ("consumer", End.FAILED, Reason.PREFILL_ABORTED) in pair.ends()
+
+
+def test_request_that_never_reaches_the_producer_ends():
+    """A registration for a request that P never gets does not wait for ever."""
+    pair = Pair().wait().deliver().pass_time(Timing().orphan_seconds).deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.ends()[0] == ("producer", End.FAILED, Reason.PREFILL_NEVER_CAME)
+
+
+def test_lease_ends_on_its_tick():
+    """Blocks that nobody asks for are released when their lease ends, not before."""
+    pair = Pair().announce().finish_prefill().pass_time(Timing().lease_seconds - 0.01)
+    assert pair.released() == []
+    pair.pass_time(0.01)
+    assert pair.released() == ["p-1"]
+    assert pair.ends() == [("producer", End.EXPIRED, Reason.LEASE_EXPIRED)]
+
+
+def test_registration_after_the_lease_is_told_expired():
+    """A late D hears `expired` and computes for itself."""
+    pair = Pair().announce().finish_prefill().pass_time(Timing().lease_seconds).wait().deliver()
+    assert ("consumer", End.EXPIRED, Reason.LEASE_EXPIRED) in pair.ends()
+    assert pair.received() == [("d-1", False)]
+
+
+def test_all_expired_leases_are_freed_on_one_tick():
+    """A live lease in front of expired ones keeps none of them."""
+    producer = Producer(16, Timing(lease_seconds=10))
+    keys = [TransferKey(f"t-{number}") for number in range(5)]
+    for number, key in enumerate(keys):
+        producer.handle(key, announced(f"p-{number}"), 0.0)
+    for number, key in reversed(list(enumerate(keys))):
+        producer.handle(key, PrefillFinished((number,)), 0.0 if number else 5.0)
+    released = {each.request_id for each in producer.fire(10.0) if isinstance(each, ReleaseRequest)}
+    assert released == {"p-1", "p-2", "p-3", "p-4"}
+    assert producer.next_deadline() == 15.0
+
+
+@pytest.mark.parametrize("stage", ["computing", "held"])
+def test_abort_on_the_consumer_before_writing_frees_both(stage):
+    """D's request is aborted while it waits: D's blocks are free after P's answer, and P's too."""
+    pair = Pair().announce().wait().deliver() if stage == "computing" else Pair().announce().wait()
+    pair.abort_request()
+    assert pair.received() == []
+    pair.deliver()
+    assert pair.received() == [("d-1", False)]
+    pair.finish_prefill()
+    assert pair.released() == ["p-1"]
+    assert pair.started() == []
+
+
+def test_abort_while_writing_waits_for_what_is_in_flight():
+    """NIXL cannot cancel: D's blocks stay reserved until P's WRITEs are over."""
+    pair = Pair().announce().finish_prefill().wait().deliver().abort_request().deliver()
+    assert pair.started()[-1] == StopPosting(KEY)
+    assert pair.received() == []
+    assert pair.released() == []
+    pair.writes_done().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.released() == ["p-1"]
+    assert pair.ends() == [("producer", End.CANCELLED, Reason.CONSUMER_GONE), ("consumer", End.CANCELLED, Reason.CONSUMER_GONE)]
+
+
+def test_abort_while_reading_waits_for_what_is_in_flight():
+    """D's own READs still land in its blocks after an abort; neither side frees before they have."""
+    pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver().abort_request().deliver()
+    assert pair.started()[-1] == StopPosting(KEY)
+    assert pair.received() == []
+    assert pair.released() == []
+    pair.reads_done().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.released() == ["p-1"]
+
+
+def test_abort_before_the_producer_is_known_frees_at_once():
+    """P has not learned D's blocks, so they are free; P still hears that nobody wants its own."""
+    pair = Pair()
+    pair.announce().finish_prefill()
+    pair._consume(waiting())
+    pair.abort_request()
+    assert pair.received() == [("d-1", False)]
+    pair._consume(PeerReady(PRODUCER)).deliver()
+    assert pair.released() == ["p-1"]
+
+
+def test_abort_that_crosses_the_completion_is_reported_once():
+    """P completes while D's cancel is on its way."""
+    pair = Pair().announce().finish_prefill().wait().deliver().abort_request()
+    pair.writes_done().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.released() == ["p-1"]
+
+
+def test_write_failure_reaches_the_consumer():
+    """P's WRITE fails: D is told, with the reason."""
+    pair = Pair().announce().finish_prefill().wait().deliver().writes_fail().deliver()
+    assert pair.ends() == [("producer", End.FAILED, Reason.TRANSPORT), ("consumer", End.FAILED, Reason.TRANSPORT)]
+    assert pair.received() == [("d-1", False)]
+    assert pair.released() == ["p-1"]
+
+
+def test_read_failure_frees_the_producer():
+    """D's READ fails: P frees its blocks."""
+    pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver().reads_fail().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.released() == ["p-1"]
+
+
+@pytest.mark.parametrize("mode", [PUSH, PULL])
+@pytest.mark.parametrize("stage", ["computing", "moving"])
+def test_consumer_dies(mode, stage):
+    """P frees its blocks as soon as nothing of its own is in flight."""
+    pair = Pair().announce().wait(waiting(mode)).deliver()
+    if stage == "moving":
+        pair.finish_prefill().deliver()
+    pair.kill_consumer()
+    if stage == "computing":
+        pair.finish_prefill()
+    elif mode is PUSH:
+        assert pair.released() == []
+        pair.writes_fail()
+    assert pair.released() == ["p-1"]
+    assert pair.ends() == [("producer", End.FAILED, Reason.PEER_LOST)]
+
+
+@pytest.mark.parametrize("mode", [PUSH, PULL])
+@pytest.mark.parametrize("stage", ["computing", "moving"])
+def test_producer_dies(mode, stage):
+    """D's request goes on without P; its own READs must be over first."""
+    pair = Pair().announce().wait(waiting(mode)).deliver()
+    if stage == "moving":
+        pair.finish_prefill().deliver()
+    pair.kill_producer()
+    if mode is PULL and stage == "moving":
+        assert pair.received() == []
+        pair.reads_fail()
+    assert pair.received() == [("d-1", False)]
+    assert pair.ends()[-1] == ("consumer", End.FAILED, Reason.PEER_LOST)
+
+
+def test_deadline_of_the_consumer_asks_the_producer_to_be_quiet():
+    """After the deadline D's blocks are free only when P has said so."""
+    pair = Pair(Timing(deadline_seconds=50)).announce().wait().deliver().pass_time(50)
+    assert pair.received() == []
+    pair.deliver()
+    assert pair.received() == [("d-1", False)]
+    assert ("consumer", End.FAILED, Reason.DEADLINE) in pair.ends()
+
+
+def test_newer_attempt_supersedes_before_anything_is_written():
+    """P tells the old D, and writes to the new one only."""
+    other = PeerName("D2/0/a")
+    pair = Pair().announce().wait().deliver()
+    pair._produce(RegisterReceived(other, register(attempt=1, blocks=(4, 5, 6)))).deliver_to_consumer()
+    assert pair.ends() == [("consumer", End.SUPERSEDED, Reason.NEWER_ATTEMPT)]
+    pair.finish_prefill()
+    assert pair.started() == [StartWrite(KEY, other, (1, 2, 3), (4, 5, 6))]
+
+
+def test_older_attempt_is_refused():
+    """A registration of attempt 0 that arrives after attempt 1 gets nothing."""
+    other = PeerName("D2/0/a")
+    pair = Pair().announce()
+    pair._produce(RegisterReceived(other, register(attempt=1, blocks=(4, 5, 6))))
+    pair.wait().deliver()
+    assert pair.ends() == [("consumer", End.SUPERSEDED, Reason.NEWER_ATTEMPT)]
+    pair.finish_prefill()
+    assert pair.started() == [StartWrite(KEY, other, (1, 2, 3), (4, 5, 6))]
+
+
+def test_cancel_of_an_old_attempt_does_not_stop_the_new_one():
+    """The old D's cancel is answered, and the new D's transfer goes on."""
+    other = PeerName("D2/0/a")
+    pair = Pair().announce().wait().deliver()
+    pair._produce(RegisterReceived(other, register(attempt=1))).finish_prefill()
+    pair._produce(CancelReceived(CONSUMER, 0, Reason.CONSUMER_GONE))
+    assert SendMessage(CONSUMER, Quiesced(KEY, 0)) in pair.log
+    assert pair.producer.state(KEY) is ProducerState.WRITING
+
+
+def test_second_consumer_of_a_finished_transfer_is_not_told_completed():
+    """`completed` is for the attempt whose blocks were written, and for no other."""
+    pair = Pair().announce().finish_prefill().wait().deliver().writes_done().deliver()
+    actions = pair.producer.handle(KEY, RegisterReceived(PeerName("D2/0/a"), register()), pair.now)
+    (answer,) = actions
+    assert answer.message.end is End.FAILED
+
+
+def test_lost_end_is_repeated_on_the_heartbeat():
+    """The connection broke with `Ended` on it: D's heartbeat gets it again."""
+    pair = Pair().announce().finish_prefill().wait().deliver().writes_done()
+    pair.to_consumer.clear()
+    pair.heartbeat().deliver()
+    assert pair.received() == [("d-1", True)]
+
+
+def test_lost_location_is_repeated_on_the_heartbeat():
+    """The same for where the blocks are."""
+    pair = Pair().announce().wait(waiting(PULL)).deliver().finish_prefill()
+    pair.to_consumer.clear()
+    pair.heartbeat().deliver()
+    assert pair.started() == [StartRead(KEY, PRODUCER, (7, 8, 9), (1, 2, 3))]
+
+
+def test_lost_registration_is_found_on_the_heartbeat():
+    """P knows nothing of what D waits for, and says so."""
+    pair = Pair().wait()
+    pair.to_producer.clear()
+    pair.heartbeat().deliver()
+    assert pair.received() == [("d-1", False)]
+    assert pair.producer.state(KEY) is None
+
+
+def test_lost_cancel_is_repeated_on_the_heartbeat():
+    """D's blocks do not stay reserved because one message was lost."""
+    pair = Pair().announce().wait().deliver().abort_request()
+    pair.to_producer.clear()
+    pair.heartbeat().deliver()
+    assert pair.received() == [("d-1", False)]
+
+
+def test_producer_ends_what_the_consumer_no_longer_waits_for():
+    """D's `Done` was lost: its heartbeat no longer names the transfer, and P's blocks are freed."""
+    pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver().reads_done()
+    pair.to_producer.clear()
+    pair.pass_time(2.0).heartbeat().deliver()
+    assert pair.released() == ["p-1"]
+
+
+def test_one_request_for_several_consumers_is_released_after_the_last():
+    """With n = 2 P keeps the blocks until both choices have their copy."""
+    producer = Producer(16, Timing())
+    first, second = TransferKey("t-1", 0), TransferKey("t-1", 1)
+    for key in (first, second):
+        producer.handle(key, announced(), 0.0)
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+        producer.handle(key, PrefillFinished((1, 2, 3)), 0.0)
+    assert ReleaseRequest("p-1") not in producer.handle(second, WritesDone(1, 1), 1.0)
+    assert ReleaseRequest("p-1") in producer.handle(first, WritesDone(1, 1), 2.0)
+
+
+def test_ends_are_remembered_for_a_while_and_then_forgotten():
+    """A producer that serves for weeks does not grow."""
+    pair = Pair().announce().finish_prefill().wait().deliver().writes_done().deliver()
+    assert pair.producer.state(KEY) is ProducerState.ENDED
+    pair.pass_time(Timing().memory_seconds)
+    assert pair.producer.state(KEY) is None
+    assert pair.producer.next_deadline() is None
+
+
+def test_status_of_a_live_transfer_changes_nothing():
+    """A heartbeat in mid-transfer is not an event."""
+    pair = Pair().announce().finish_prefill().wait().deliver()
+    assert pair.producer.handle(KEY, StatusAsked(CONSUMER, 0), pair.now) == []
+
+
+def test_messages_of_a_push_in_order():
+    """What D sees of a push: accepted, writing, ended."""
+    pair = Pair().announce().wait().deliver_to_producer().finish_prefill().writes_done()
+    assert pair.to_consumer == [Accepted(KEY, 0), Writing(KEY, 0), Ended(KEY, 0, End.COMPLETED, num_bytes=300, num_descriptors=3)]
+
+
+def test_location_with_the_wrong_number_of_blocks_is_not_read():
+    """P offers two blocks for three: D reads nothing and fails with the reason."""
+    pair = Pair().announce().wait(waiting(PULL)).deliver()
+    pair._consume(Located(KEY, 0, (1, 2))).deliver()
+    assert pair.started() == []
+    assert ("consumer", End.FAILED, Reason.INVALID_BLOCKS) in pair.ends()

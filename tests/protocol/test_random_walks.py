@@ -1,0 +1,177 @@
+"""Hypothesis walks two machines through an adversarial world and looks for blocks that are freed too early.
+
+The world may deliver, drop and duplicate messages, let either side die and come back, end transfers well or badly, and
+let time pass. Invariants: D's blocks are not given back while P has a WRITE in flight, P's not while anything may touch
+them, each request is reported or released at most once, and once the world has calmed down every transfer has one end.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.protocol.pair import KEY, PRODUCER, Pair, waiting
+
+from kvberth.protocol import (
+    EndRecord,
+    ReleaseRequest,
+    ReportReceived,
+    StartRead,
+    StartWrite,
+    TransferMode,
+)
+from kvberth.protocol.consumer import ConsumerState
+from kvberth.protocol.events import PeerReady
+from kvberth.protocol.producer import ProducerState
+
+
+class World(RuleBasedStateMachine):
+    """One transfer, two machines, a network that cannot be trusted."""
+
+    @initialize(mode=st.sampled_from(TransferMode))
+    def begin(self, mode: TransferMode) -> None:
+        self.pair = Pair()
+        self.mode = mode
+        self.has_announced = self.has_finished = self.has_waited = False
+        self.writing = self.reading = False
+        self.seen = 0
+
+    # Engines.
+
+    @precondition(lambda self: not self.has_announced)
+    @rule()
+    def announce(self) -> None:
+        self.has_announced = True
+        self.pair.announce()
+
+    @precondition(lambda self: self.has_announced and not self.has_finished)
+    @rule(is_complete=st.booleans())
+    def end_prefill(self, is_complete: bool) -> None:
+        self.has_finished = True
+        if is_complete:
+            self.pair.finish_prefill()
+        else:
+            self.pair.abort_prefill()
+
+    @precondition(lambda self: not self.has_waited)
+    @rule()
+    def wait(self) -> None:
+        self.has_waited = True
+        self.pair.wait(waiting(self.mode))
+
+    @precondition(lambda self: self.pair.consumer.state(KEY) not in {None, ConsumerState.ENDED})
+    @rule()
+    def abort_request(self) -> None:
+        self.pair.abort_request()
+
+    # Transport.
+
+    @precondition(lambda self: self.writing)
+    @rule(is_ok=st.booleans())
+    def end_writes(self, is_ok: bool) -> None:
+        self.writing = False
+        if is_ok:
+            self.pair.writes_done()
+        else:
+            self.pair.writes_fail()
+
+    @precondition(lambda self: self.reading)
+    @rule(is_ok=st.booleans())
+    def end_reads(self, is_ok: bool) -> None:
+        self.reading = False
+        if is_ok:
+            self.pair.reads_done()
+        else:
+            self.pair.reads_fail()
+
+    # Network and clock.
+
+    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate"]))
+    def to_producer(self, choice: str) -> None:
+        if self.pair.to_producer and choice == "duplicate":
+            self.pair.to_producer.insert(0, self.pair.to_producer[0])
+        if choice == "drop":
+            del self.pair.to_producer[:1]
+        else:
+            rest, self.pair.to_producer = self.pair.to_producer[1:], self.pair.to_producer[:1]
+            self.pair.deliver_to_producer()
+            self.pair.to_producer = rest + self.pair.to_producer
+
+    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate"]))
+    def to_consumer(self, choice: str) -> None:
+        if self.pair.to_consumer and choice == "duplicate":
+            self.pair.to_consumer.insert(0, self.pair.to_consumer[0])
+        if choice == "drop":
+            del self.pair.to_consumer[:1]
+        else:
+            rest, self.pair.to_consumer = self.pair.to_consumer[1:], self.pair.to_consumer[:1]
+            self.pair.deliver_to_consumer()
+            self.pair.to_consumer = rest + self.pair.to_consumer
+
+    @rule(seconds=st.sampled_from([0.1, 1.5, 11.0, 31.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.pair.pass_time(seconds)
+
+    @rule()
+    def heartbeat(self) -> None:
+        self.pair.heartbeat()
+
+    @rule()
+    def lose_producer(self) -> None:
+        """D cuts P off, which ends P's WRITEs before D's machine is told; then P hears that D is gone."""
+        if self.writing:
+            self.writing = False
+            self.pair.writes_fail()
+        self.pair.kill_producer()
+        self.pair.to_consumer.clear()
+        self.pair.kill_consumer()
+
+    # Promises.
+
+    @invariant()
+    def nothing_is_freed_while_it_can_be_touched(self) -> None:
+        for action in self.pair.log[self.seen :]:
+            match action:
+                case StartWrite():
+                    assert not self.writing
+                    self.writing = True
+                case StartRead():
+                    assert not self.reading
+                    self.reading = True
+                case ReportReceived():
+                    assert not self.writing, "D's blocks were given back under a WRITE"
+                    assert not self.reading, "D's blocks were given back under a READ"
+                case ReleaseRequest():
+                    assert not self.writing, "P's blocks were released under its WRITE"
+                    assert self.has_finished
+        self.seen = len(self.pair.log)
+
+    @invariant()
+    def nothing_ends_twice(self) -> None:
+        assert len(self.pair.released()) <= 1
+        assert len(self.pair.received()) <= 1
+        roles = [each.role for each in self.pair.log if isinstance(each, EndRecord)]
+        assert len(roles) == len(set(roles))
+
+    def teardown(self) -> None:
+        """The world calms down: engines finish, transfers end, messages arrive."""
+        if not hasattr(self, "pair"):
+            return
+        if self.has_announced and not self.has_finished:
+            self.end_prefill(is_complete=True)
+        for _ in range(4):
+            if self.pair.consumer.state(KEY) is ConsumerState.WAITING:
+                self.pair._consume(PeerReady(PRODUCER))
+            self.pair.heartbeat().deliver()
+            self.nothing_is_freed_while_it_can_be_touched()
+            if self.writing:
+                self.end_writes(is_ok=True)
+            if self.reading:
+                self.end_reads(is_ok=True)
+            self.pair.deliver().pass_time(31.0)
+        assert self.pair.consumer.state(KEY) is None
+        assert self.pair.producer.state(KEY) in {None, ProducerState.ENDED}
+        assert len(self.pair.received()) == self.has_waited
+        assert len(self.pair.released()) == self.has_announced
+
+
+World.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+test_random_walks = World.TestCase

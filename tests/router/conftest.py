@@ -1,0 +1,256 @@
+"""Fake engines and a router between them: real HTTP on real sockets, all in the test's own event loop."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from kvberth.router import RouterConfig, create_app
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Behaviour = Callable[["Seen", Send], Awaitable[None]]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass
+class Seen:
+    """One generation request as an engine saw it."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    was_aborted: bool = False
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.body)
+
+    @property
+    def transfer(self) -> dict[str, Any] | None:
+        return self.json.get("kv_transfer_params")
+
+
+@dataclass
+class FakeEngine:
+    """A vLLM server that behaves as the test says; `behave` answers generation requests."""
+
+    role: str
+    behave: Behaviour
+    engine_id: str = "engine-0"
+    is_healthy: bool = True
+    says_who_it_is: bool = True
+    port: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/health":
+                await send_whole(send, 200 if self.is_healthy else 503, b"")
+            case "/metrics":
+                await send_whole(send, 200, self.metrics_text().encode())
+            case "/v1/models":
+                await send_whole(send, 200, b'{"object":"list","data":[{"id":"%s"}]}' % self.engine_id.encode())
+            case _:
+                await self._generate(scope, receive, send)
+
+    def metrics_text(self) -> str:
+        ours = (
+            f'kvberth:engine_info{{role="{self.role}",engine_id="{self.engine_id}",control_host="10.0.0.9",'
+            'control_port="14579",tp_size="1",transfer_mode="push",model_name="m",engine="0"} 1\n'
+        )
+        return 'vllm:num_requests_running{engine="0"} 0\n' + (ours if self.says_who_it_is else "")
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        seen = Seen(scope["path"], headers, body)
+        self.seen.append(seen)
+        self.arrived.set()
+        work = asyncio.ensure_future(self.behave(seen, send))
+        gone = asyncio.ensure_future(receive())
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            seen.was_aborted = True
+            self.aborted.set()
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.wait({work, gone})
+        if not work.cancelled():
+            work.result()
+
+
+async def send_whole(send: Send, status: int, body: bytes, content_type: str = "application/json") -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def answers(payload: object, status: int = 200, *, after: asyncio.Event | None = None) -> Behaviour:
+    """Answer with JSON, once `after` is set."""
+
+    async def behave(_seen: Seen, send: Send) -> None:
+        if after is not None:
+            await after.wait()
+        await send_whole(send, status, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
+
+    return behave
+
+
+def streams(*chunks: bytes, after: asyncio.Event | None = None, then: Behaviour | None = None) -> Behaviour:
+    """Stream server-sent events as vLLM does: the head at once, the chunks once `after` is set, then the end."""
+
+    async def behave(seen: Seen, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if after is not None:
+            await after.wait()
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await asyncio.sleep(0)
+        if then is not None:
+            await then(seen, send)
+        await send({"type": "http.response.body", "body": b""})
+
+    return behave
+
+
+async def hangs(_seen: Seen, _send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+async def dies(_seen: Seen, _send: Send) -> None:
+    """The server hangs up in the middle of the response."""
+    await asyncio.sleep(0.02)
+    raise ConnectionResetError("the fake engine dies")
+
+
+P_PARAMS = {"do_remote_prefill": True, "transfer_id": "from-p", "remote_engine_id": "p", "remote_port": 1}
+P_ANSWER = {"id": "p", "choices": [], "kv_transfer_params": P_PARAMS}
+D_ANSWER = {"id": "d", "choices": [{"index": 0, "text": "hello"}], "usage": {"total_tokens": 3}}
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, port: int = 0) -> AsyncIterator[int]:
+    """Serve `app` for as long as the context is open; gives the port."""
+    # With the protocol named, asyncio turns Nagle off; without, every answer in two writes is 40 ms late.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            if task.done():
+                task.result()
+            await asyncio.sleep(0.002)
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+        listener.close()
+
+
+@dataclass
+class Client:
+    """A client of the router under test."""
+
+    url: str
+    session: aiohttp.ClientSession
+
+    def post(self, body: object, path: str = COMPLETIONS, **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"content-type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        return self.session.post(self.url + path, data=data, headers=sent)
+
+    def get(self, path: str) -> Any:
+        return self.session.get(self.url + path)
+
+    async def metric(self, name: str) -> float:
+        """The value of one line of the router's /metrics, 0 if it is not there."""
+        async with self.get("/metrics") as response:
+            for line in (await response.text()).splitlines():
+                if line.startswith(name + " "):
+                    return float(line.rpartition(" ")[2])
+        return 0.0
+
+    async def health(self) -> dict[str, Any]:
+        async with self.get("/health") as response:
+            return await response.json() | {"code": response.status}
+
+    async def until_healthy(self, status: str = "ok") -> None:
+        async with asyncio.timeout(5):
+            while (await self.health())["status"] != status:
+                await asyncio.sleep(0.005)
+
+
+class Site:
+    """Starts engines and routers for one test and ends them with it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def prefill(self, behave: Behaviour | None = None, **settings: Any) -> FakeEngine:
+        settings.setdefault("engine_id", "p")
+        return await self._start(FakeEngine("kv_producer", behave or answers(P_ANSWER), **settings))
+
+    async def decode(self, behave: Behaviour | None = None, **settings: Any) -> FakeEngine:
+        settings.setdefault("engine_id", "d")
+        return await self._start(FakeEngine("kv_consumer", behave or answers(D_ANSWER), **settings))
+
+    async def router(
+        self, prefill: list[FakeEngine | str], decode: list[FakeEngine | str], *, wait_for: str = "ok", **settings: Any
+    ) -> Client:
+        settings.setdefault("health_interval_seconds", 0.05)
+        config = RouterConfig(
+            prefill=tuple(each if isinstance(each, str) else each.url for each in prefill),
+            decode=tuple(each if isinstance(each, str) else each.url for each in decode),
+            **settings,
+        )
+        port = await self._stack.enter_async_context(listening(create_app(config)))
+        session = await self._stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        client = Client(f"http://127.0.0.1:{port}", session)
+        await client.until_healthy(wait_for)
+        async with asyncio.timeout(5):
+            while any(engine["problem"] == "not heard from yet" for engine in await self._engines(client)):
+                await asyncio.sleep(0.005)
+        return client
+
+    async def _engines(self, client: Client) -> list[dict[str, Any]]:
+        health = await client.health()
+        return health["prefill"] + health["decode"]
+
+    async def _start(self, engine: FakeEngine) -> FakeEngine:
+        engine.port = await self._stack.enter_async_context(listening(engine, engine.port))
+        return engine
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        yield Site(stack)

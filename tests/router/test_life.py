@@ -1,0 +1,288 @@
+"""One request's life as a machine: events in, actions out."""
+
+import json
+from itertools import product
+
+import pytest
+from kvberth.router.answer import Whole
+from kvberth.router.config import Mode
+from kvberth.router.engines import Engine, EngineInfo, Role
+from kvberth.router.errors import Failure, FailureKind
+from kvberth.router.life import (
+    _HANDLERS,
+    AbortDecode,
+    AbortPrefill,
+    DecodeAnswered,
+    DecodeFailed,
+    Deliver,
+    Life,
+    PrefillAnswered,
+    PrefillFailed,
+    PrefillRejected,
+    Refuse,
+    Retry,
+    StartDecode,
+    StartPrefill,
+    State,
+)
+from kvberth.router.transfer import decode_params, prefill_params
+
+P1, P2 = (Engine(f"http://p{i}", Role.PREFILL, EngineInfo(Role.PREFILL, f"p{i}", "h", 5, 1)) for i in (1, 2))
+D1, D2 = (Engine(f"http://d{i}", Role.DECODE, EngineInfo(Role.DECODE, f"d{i}", "", 0, 1)) for i in (1, 2))
+ANSWER = Whole(200, (), b"answer")
+REJECTION = Whole(400, (), b"too long")
+P_GONE = Failure("prefill", FailureKind.UNREACHABLE, "gone")
+P_500 = Failure("prefill", FailureKind.SERVER_ERROR, "500")
+P_LATE = Failure("prefill", FailureKind.FIRST_TOKEN_TIMEOUT, "late")
+D_GONE = Failure("decode", FailureKind.UNREACHABLE, "gone")
+D_SLOW_CONNECT = Failure("decode", FailureKind.CONNECT_TIMEOUT, "slow")
+D_LATE = Failure("decode", FailureKind.FIRST_TOKEN_TIMEOUT, "late")
+
+
+class Stock:
+    """Engines in the order in which they are to be chosen."""
+
+    def __init__(self, prefill, decode):
+        self.prefill, self.decode = prefill, decode
+
+    def choose_prefill(self, excluded=()):
+        return next((each for each in self.prefill if each not in excluded), None)
+
+    def choose_decode(self, excluded=()):
+        return next((each for each in self.decode if each not in excluded), None)
+
+
+def life(mode=Mode.PUSH, prefill=(P1, P2), decode=(D1, D2), obstacle=None, consumers=1):
+    numbers = iter(range(100))
+    return Life(
+        Stock(prefill, decode),
+        mode=mode,
+        obstacle=obstacle,
+        num_consumers=consumers,
+        new_transfer_id=lambda: f"t{next(numbers)}",
+    )
+
+
+def start_p(engine, transfer, mode=Mode.PUSH, consumers=1):
+    return StartPrefill(engine, prefill_params(transfer, num_consumers=consumers, mode=mode))
+
+
+def start_d(engine, transfer, producer, consumers=1):
+    return StartDecode(engine, decode_params(transfer, num_consumers=consumers, producer=producer.info))
+
+
+def refusal(actions):
+    (action,) = [action for action in actions if isinstance(action, Refuse)]
+    return action.error.status, action.error.code
+
+
+def test_push_starts_both_legs_at_once():
+    """D registers while P computes; both legs carry the same transfer."""
+    one = life(consumers=3)
+    assert one.begin() == [start_p(P1, "t0", consumers=3), start_d(D1, "t0", P1, consumers=3)]
+    assert (one.path, one.awaited_leg) == ("push", "prefill")
+
+
+def test_push_delivers_what_decode_answers():
+    """P's answer starts nothing; D's is delivered."""
+    one = life()
+    one.begin()
+    assert one.handle(PrefillAnswered(b"{}")) == []
+    assert one.awaited_leg == "decode"
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
+    assert one.state is State.SETTLED
+
+
+def test_push_does_not_wait_for_prefill():
+    """Where D has all blocks already, it answers first, and that is enough."""
+    one = life()
+    one.begin()
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
+
+
+def test_pull_starts_decode_with_what_prefill_answered():
+    """First P, then D with P's words unchanged."""
+    one = life(Mode.PULL)
+    assert one.begin() == [start_p(P1, "t0", Mode.PULL)]
+    assert one.handle(PrefillAnswered(b'{"remote":1}')) == [StartDecode(D1, b'{"remote":1}')]
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
+    assert one.path == "pull"
+
+
+def test_pull_without_params_from_prefill_is_undivided():
+    """A P whose connector says nothing has nothing to be pulled."""
+    one = life(Mode.PULL)
+    one.begin()
+    assert one.handle(PrefillAnswered(None)) == [StartDecode(D1, None)]
+    assert (one.path, one.undivided_reason) == ("undivided", "no_transfer_params")
+
+
+def test_an_obstacle_makes_the_request_undivided():
+    """What cannot be split goes to D alone."""
+    one = life(obstacle="beam_search")
+    assert one.begin() == [StartDecode(D1, None)]
+    assert (one.path, one.undivided_reason, one.awaited_leg) == ("undivided", "beam_search", "decode")
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_no_prefill_worker_makes_the_request_undivided(mode):
+    """D can do it alone, and says so."""
+    one = life(mode, prefill=())
+    assert one.begin() == [StartDecode(D1, None)]
+    assert one.undivided_reason == "no_prefill_ready"
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_no_decode_worker_is_refused_before_prefill_works(mode):
+    """Nobody prefills for a D that is not there."""
+    assert refusal(life(mode, decode=()).begin()) == (503, "no_decode_worker")
+
+
+@pytest.mark.parametrize("failure", [P_GONE, P_500])
+def test_failed_prefill_is_tried_once_more_elsewhere_and_then_not_at_all(failure):
+    """Another P with a new transfer, then D alone."""
+    one = life()
+    one.begin()
+    assert one.handle(PrefillFailed(failure)) == [
+        AbortDecode(),
+        Retry(failure),
+        start_p(P2, "t1"),
+        start_d(D1, "t1", P2),
+    ]
+    assert one.handle(PrefillFailed(failure)) == [AbortDecode(), Retry(failure), StartDecode(D1, None)]
+    assert (one.path, one.undivided_reason) == ("undivided", "prefill_failed")
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
+
+
+def test_failed_prefill_in_pull_has_no_decode_to_abort():
+    """The same in pull, where D has not begun."""
+    one = life(Mode.PULL, prefill=(P1,))
+    one.begin()
+    assert one.handle(PrefillFailed(P_GONE)) == [Retry(P_GONE), StartDecode(D1, None)]
+
+
+def test_a_third_prefill_worker_is_not_tried():
+    """A request that kills engines is not shown to all of them."""
+    p3 = Engine("http://p3", Role.PREFILL, P1.info)
+    one = life(Mode.PULL, prefill=(P1, P2, p3))
+    one.begin()
+    one.handle(PrefillFailed(P_GONE))
+    assert one.handle(PrefillFailed(P_GONE)) == [Retry(P_GONE), StartDecode(D1, None)]
+
+
+@pytest.mark.parametrize(("mode", "aborts"), [(Mode.PUSH, [AbortDecode()]), (Mode.PULL, [])])
+def test_prefill_rejection_is_delivered_at_once(mode, aborts):
+    """The client's mistake is told in P's words, and D is not kept waiting."""
+    one = life(mode)
+    one.begin()
+    assert one.handle(PrefillRejected(REJECTION)) == [*aborts, Deliver(REJECTION)]
+    assert one.state is State.SETTLED
+
+
+def test_late_prefill_is_a_timeout():
+    """The client has waited once; it is not made to wait again."""
+    one = life()
+    one.begin()
+    assert refusal(one.handle(PrefillFailed(P_LATE))) == (504, "prefill_timeout")
+
+
+def test_failed_decode_begins_a_new_transfer_elsewhere():
+    """Both legs anew, under a new transfer id, without the D that failed."""
+    one = life()
+    one.begin()
+    assert one.handle(DecodeFailed(D_GONE)) == [
+        AbortPrefill(),
+        Retry(D_GONE),
+        start_p(P1, "t1"),
+        start_d(D2, "t1", P1),
+    ]
+    assert refusal(one.handle(DecodeFailed(D_GONE))) == (502, "decode_failed")
+
+
+def test_failed_decode_after_prefill_begins_anew_as_well():
+    """P has freed the old transfer, or will; nothing of it is reused."""
+    one = life(Mode.PULL)
+    one.begin()
+    one.handle(PrefillAnswered(b"{}"))
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), start_p(P1, "t1", Mode.PULL)]
+    assert one.handle(PrefillAnswered(b"{}")) == [StartDecode(D2, b"{}")]
+
+
+@pytest.mark.parametrize(
+    ("failure", "decode", "error"),
+    [
+        (D_GONE, (D1,), (502, "decode_failed")),
+        (D_SLOW_CONNECT, (D1,), (504, "decode_timeout")),
+        (D_LATE, (D1, D2), (504, "decode_timeout")),
+    ],
+)
+def test_failed_decode_without_another_chance_is_an_error(failure, decode, error):
+    """The error names the leg; P's leg ends too."""
+    one = life(decode=decode)
+    one.begin()
+    actions = one.handle(DecodeFailed(failure))
+    assert actions[0] == AbortPrefill()
+    assert refusal(actions) == error
+
+
+def test_undivided_survives_one_failed_decode():
+    """Without a transfer too, another D is tried."""
+    one = life(obstacle="several_prompts")
+    one.begin()
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), StartDecode(D2, None)]
+
+
+def test_decode_that_is_gone_when_prefill_is_done():
+    """The last D went while P computed."""
+    stock = [D1]
+    one = life(Mode.PULL, decode=stock)
+    one.begin()
+    stock.clear()
+    assert refusal(one.handle(PrefillAnswered(b"{}"))) == (503, "no_decode_worker")
+
+
+EVENTS = [
+    PrefillAnswered(b"{}"),
+    PrefillRejected(REJECTION),
+    PrefillFailed(P_GONE),
+    DecodeAnswered(ANSWER),
+    DecodeFailed(D_GONE),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), [pair for pair in product(State, EVENTS) if (pair[0], type(pair[1])) not in _HANDLERS]
+)
+def test_what_cannot_happen_raises(state, event):
+    """Every pair that the table lacks is an error that names the state and the event."""
+    one = life()
+    one.state = state
+    with pytest.raises(RuntimeError, match=f"{type(event).__name__}.*{state.name}"):
+        one.handle(event)
+
+
+def test_a_request_begins_once():
+    """Legs would run twice otherwise."""
+    one = life()
+    one.begin()
+    with pytest.raises(RuntimeError, match="begins once"):
+        one.begin()
+
+
+def test_the_legs_parameters_are_vllms_names():
+    """The connector reads these names; each leg learns what it is to do and D learns where P listens."""
+    common = {"transfer_id": "t", "attempt": 0, "num_consumers": 2}
+    assert json.loads(prefill_params("t", num_consumers=2, mode=Mode.PULL)) == common | {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "transfer_mode": "pull",
+    }
+    assert json.loads(decode_params("t", num_consumers=2, producer=P1.info)) == common | {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "transfer_mode": "push",
+        "remote_engine_id": "p1",
+        "remote_host": "h",
+        "remote_port": 5,
+        "tp_size": 1,
+    }

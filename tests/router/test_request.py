@@ -1,0 +1,221 @@
+"""From a client's body to the legs' bodies."""
+
+import json
+
+import pytest
+from kvberth.router.errors import RouterError
+from kvberth.router.request import Endpoint, parse_request, take_transfer_params, without_transfer_params
+
+
+def parse(body, endpoint=Endpoint.COMPLETIONS):
+    return parse_request(endpoint, body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"a": 1,}', "byte 8"),
+        (b'{"a"', "truncated"),
+        (b"", "truncated"),
+        (b'{"a": {"b": nope}}', "byte 13"),
+        (b'{"a":' + b"[" * 100_000, "recursion"),
+        (b'{"a\xff": 1}', "UTF-8"),
+    ],
+)
+def test_malformed_json_says_where(body, where):
+    """A body that is no JSON is a 400 that tells where it breaks."""
+    with pytest.raises(RouterError, match=where) as caught:
+        parse(body)
+    assert (caught.value.status, caught.value.code) == (400, "malformed_json")
+
+
+@pytest.mark.parametrize("body", [b"[1]", b'"text"', b"null", b"7"])
+def test_what_is_no_object_is_refused(body):
+    """JSON that is not an object is a 400 of its own."""
+    with pytest.raises(RouterError) as caught:
+        parse(body)
+    assert (caught.value.status, caught.value.code) == (400, "not_an_object")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x", "kv_transfer_params": null}',
+        b'{"prompt": "x", "kv_transfer_par\\u0061ms": {"do_remote_prefill": true}}',
+        b'{"prompt": "x", "vllm_xargs": {"kv_transfer_params": "x"}}',
+    ],
+)
+def test_the_transfer_is_the_routers(body):
+    """A client cannot name the peer of a transfer, by no spelling and no side door."""
+    with pytest.raises(RouterError) as caught:
+        parse(body)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (
+        400,
+        "reserved_field",
+        "kv_transfer_params",
+    )
+
+
+def test_decode_body_is_the_clients_own_bytes():
+    """D's body is what the client wrote, to the byte, behind one more field."""
+    body = b' { "prompt" : "caf\\u00e9",  "seed":1, "unknown": [1.50] }'
+    request = parse(body)
+    assert request.decode_body(b'{"x":1}') == b'{"kv_transfer_params":{"x":1}, "prompt" : "caf\\u00e9",  "seed":1, "unknown": [1.50] }'
+    assert request.decode_body(None) == body
+
+
+def test_decode_body_of_an_empty_object():
+    """An object without fields stays valid JSON."""
+    assert json.loads(parse(b"{ }").decode_body(b"{}")) == {"kv_transfer_params": {}}
+
+
+SHAPE_THE_PROMPT = {
+    "model": "lora-7",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "response_format": {"type": "json_object"},
+    "reasoning_effort": "high",
+    "include_reasoning": False,
+    "documents": [{"title": "t", "text": "x"}],
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "add_special_tokens": True,
+    "truncate_prompt_tokens": 5,
+    "truncation_side": "left",
+    "media_io_kwargs": {},
+    "mm_processor_kwargs": {},
+    "cache_salt": "s",
+    "priority": 3,
+    "user": "u",
+    "session_id": "s",
+    "request_id": "r",
+    "vllm_xargs": {"a": 1},
+    "some_future_field": 1.5,
+}
+FOR_DECODE_ONLY = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "n": 2,
+    "best_of": 2,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "stop": ["\n"],
+    "stop_token_ids": [1],
+    "min_tokens": 10,
+    "ignore_eos": True,
+    "structured_outputs": {"regex": "a+"},
+    "guided_json": {},
+    "logit_bias": {"5": 1},
+    "bad_words": ["x"],
+    "seed": 1,
+    "temperature": 0.5,
+    "thinking_token_budget": 5,
+    "return_token_ids": True,
+}
+
+
+def test_prefill_body_keeps_what_can_shape_the_prompt():
+    """P renders the same prompt as D: everything that a renderer reads is there, and what nobody knows yet."""
+    request = parse(SHAPE_THE_PROMPT | FOR_DECODE_ONLY | {"max_tokens": 99}, Endpoint.CHAT)
+    assert json.loads(request.prefill_body(b'{"x":1}')) == SHAPE_THE_PROMPT | {
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "stream": False,
+        "kv_transfer_params": {"x": 1},
+    }
+
+
+def test_prefill_body_of_a_completion_has_no_chat_field():
+    """`max_completion_tokens` is a field of chat only."""
+    request = parse({"prompt": [1, 2], "suffix": "s", "max_tokens": 5})
+    assert json.loads(request.prefill_body(b"{}")) == {
+        "prompt": [1, 2],
+        "suffix": "s",
+        "max_tokens": 1,
+        "stream": False,
+        "kv_transfer_params": {},
+    }
+
+
+@pytest.mark.parametrize(("n", "consumers"), [(None, 1), (1, 1), (4, 4)])
+def test_n_is_the_number_of_consumers(n, consumers):
+    """Each of the `n` answers loads the prompt's KV."""
+    request = parse({"prompt": "x", "n": n})
+    assert (request.num_consumers, request.obstacle) == (consumers, None)
+
+
+@pytest.mark.parametrize("n", ["2", 0, -1, 2.0, True, [2], 10**12])
+def test_an_n_that_is_no_count_is_left_to_decode(n):
+    """What `n` means then is the engine's to say: the request goes there whole."""
+    assert parse({"prompt": "x", "n": n}).obstacle == "n_not_a_count"
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle"),
+    [
+        ({"prompt": "x"}, None),
+        ({"prompt": ["x"]}, None),
+        ({"prompt": [1, 2, 3]}, None),
+        ({"prompt": [[1, 2, 3]]}, None),
+        ({"prompt": []}, None),
+        ({"prompt": ["x", "y"]}, "several_prompts"),
+        ({"prompt": [[1], [2]]}, "several_prompts"),
+        ({"prompt": "x", "prompt_embeds": "b64"}, "several_prompts"),
+        ({"prompt_embeds": ["a", "b"]}, "several_prompts"),
+        ({"prompt": "x", "prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt": "x", "prompt_logprobs": None}, None),
+        ({"prompt": "x", "use_beam_search": True}, "beam_search"),
+        ({"prompt": "x", "use_beam_search": "true"}, "beam_search"),
+        ({"prompt": "x", "use_beam_search": False}, None),
+        ({"prompt": "x", "echo": True}, None),
+        ({"prompt": "x", "logprobs": 1}, None),
+        ({"prompt": "x", "echo": True, "logprobs": 0}, "echo_logprobs"),
+        ({"prompt": "x", "echo": False, "logprobs": 1}, None),
+    ],
+)
+def test_what_cannot_be_split(fields, obstacle):
+    """A request that needs the prompt's own logits, or is several requests, goes to D alone, and the reason is told."""
+    assert parse(fields).obstacle == obstacle
+
+
+def test_echo_in_chat_asks_for_prompt_logprobs():
+    """vLLM computes prompt logprobs for every chat request with `echo`, as `top_logprobs` is 0 by default."""
+    assert parse({"messages": [], "echo": True}, Endpoint.CHAT).obstacle == "echo_logprobs"
+
+
+@pytest.mark.parametrize(("value", "is_streamed"), [(True, True), (False, False), (None, False), ("true", True)])
+def test_streaming_is_known(value, is_streamed):
+    """Whether a first token can be waited for depends on it."""
+    assert parse({"prompt": "x", "stream": value}).is_streamed is is_streamed
+
+
+@pytest.mark.parametrize(
+    ("answer", "params"),
+    [
+        (b'{"id":"x", "kv_transfer_params" : {"remote_port": 1.0, "a":"\\u00e9"}}', b'{"remote_port": 1.0, "a":"\\u00e9"}'),
+        (b'{"kv_transfer_params": null}', None),
+        (b'{"id": 1}', None),
+        (b"no json", None),
+    ],
+)
+def test_transfer_params_are_taken_unchanged(answer, params):
+    """What P's connector said reaches D's connector to the byte."""
+    assert take_transfer_params(answer) == params
+
+
+def test_the_answer_loses_the_transfer_params_only():
+    """Every other field of D's answer stays as D wrote it."""
+    answer = b'{"id":"x","usage": {"a":1.50},"kv_transfer_params":{"secret":1},"n":null}'
+    assert without_transfer_params(answer) == b'{"id":"x","usage":{"a":1.50},"n":null}'.replace(b'"usage":{', b'"usage":{')
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"id": 1 }', b"no json", b'"kv_transfer_params" is no json', b'{"text": "\\"kv_transfer_params\\""}']
+)
+def test_an_answer_without_transfer_params_is_not_touched(answer):
+    """No reason to encode anything again."""
+    assert without_transfer_params(answer) == answer
