@@ -344,6 +344,19 @@ def test_lost_registration_is_found_on_the_heartbeat():
     assert pair.producer.state(KEY) is None
 
 
+def test_registration_that_was_denied_is_never_written_to():
+    """D gives its blocks away when it hears `unknown`: a `Register` that was overtaken gets nothing."""
+    pair = Pair().announce().finish_prefill().wait()
+    (late,) = pair.to_producer
+    pair.to_producer.clear()
+    pair.heartbeat().deliver()
+    assert pair.received() == [("d-1", False)]
+    pair.to_producer.append(late)
+    pair.deliver()
+    assert pair.started() == []
+    assert pair.producer.state(KEY) is ProducerState.HELD
+
+
 def test_lost_cancel_is_repeated_on_the_heartbeat():
     """D's blocks do not stay reserved because one message was lost."""
     pair = Pair().announce().wait().deliver().abort_request()

@@ -1,6 +1,6 @@
 """Hypothesis walks two machines through an adversarial world and looks for blocks that are freed too early.
 
-The world may deliver, drop and duplicate messages, let either side die and come back, end transfers well or badly, and
+The world may deliver, drop, duplicate and reorder messages, let either side die and come back, end transfers well or badly, and
 let time pass. Invariants: D's blocks are not given back while P has a WRITE in flight, P's not while anything may touch
 them, each request is reported or released at most once, and once the world has calmed down every transfer has one end.
 """
@@ -84,22 +84,26 @@ class World(RuleBasedStateMachine):
 
     # Network and clock.
 
-    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate"]))
+    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate", "delay"]))
     def to_producer(self, choice: str) -> None:
         if self.pair.to_producer and choice == "duplicate":
-            self.pair.to_producer.insert(0, self.pair.to_producer[0])
-        if choice == "drop":
+            self.pair.to_producer.append(self.pair.to_producer[0])
+        if choice == "delay":
+            self.pair.to_producer = self.pair.to_producer[1:] + self.pair.to_producer[:1]
+        elif choice == "drop":
             del self.pair.to_producer[:1]
         else:
             rest, self.pair.to_producer = self.pair.to_producer[1:], self.pair.to_producer[:1]
             self.pair.deliver_to_producer()
             self.pair.to_producer = rest + self.pair.to_producer
 
-    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate"]))
+    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate", "delay"]))
     def to_consumer(self, choice: str) -> None:
         if self.pair.to_consumer and choice == "duplicate":
-            self.pair.to_consumer.insert(0, self.pair.to_consumer[0])
-        if choice == "drop":
+            self.pair.to_consumer.append(self.pair.to_consumer[0])
+        if choice == "delay":
+            self.pair.to_consumer = self.pair.to_consumer[1:] + self.pair.to_consumer[:1]
+        elif choice == "drop":
             del self.pair.to_consumer[:1]
         else:
             rest, self.pair.to_consumer = self.pair.to_consumer[1:], self.pair.to_consumer[:1]

@@ -160,6 +160,8 @@ class ConsumerSide:
             case Incompatible(field, producer_value, consumer_value):
                 self._refuse(link, Reason.INCOMPATIBLE, _mismatch_text(field, producer_value, consumer_value), now)
             case HelloNeeded():
+                # Until it has welcomed us again, no heartbeat may name what it has yet to be told of.
+                link.state, link.opened_at = LinkState.GREETING, now
                 self._wire.send_to_server(link.address, encode(Hello(self._card)))
             case Heartbeat():
                 pass
@@ -171,24 +173,31 @@ class ConsumerSide:
                 _log.warning("kvberth: a prefill worker does not send %s; dropped", type(message).__name__)
 
     def _welcome(self, link: Link, card: EngineCard, now: float) -> None:
-        peer = PeerName(card.peer_name)
-        if link.peer is not None and link.peer != peer:
-            self._cut(link.peer, "the prefill worker was restarted", now)
+        """The producer can be used, now or again.
+
+        It may have been restarted since, or have forgotten us. What it has not answered is registered anew; what the
+        old incarnation had accepted is lost with it.
+        """
+        old, new = link.peer, PeerName(card.peer_name)
         mismatch = find_mismatch(producer=card.fingerprint, consumer=self._card.fingerprint)
         if mismatch is not None:
             self._refuse(link, Reason.INCOMPATIBLE, str(mismatch), now)
             return
-        if peer not in self._agents:
+        if old is not None and old != new:
+            self._disconnect(old)
+        if new not in self._agents:
             try:
-                self._agents[peer] = self._transport.add_peer(card.agent_metadata)
+                self._agents[new] = self._transport.add_peer(card.agent_metadata)
             except TransportError as error:
                 self._refuse(link, Reason.TRANSPORT, str(error), now)
                 return
             _log.info("kvberth: prefill worker %s at %s is connected", card.engine_id, link.address)
         link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
         waiting, link.waiting = link.waiting, []
-        for key in waiting:
-            self._tell(key, PeerReady(peer), now)
+        for key in (*waiting, *(self._machine.unanswered(old) if old is not None else ())):
+            self._tell(key, PeerReady(new), now)
+        if old is not None and old != new:
+            self._do(self._machine.lose_peer(old, "the prefill worker was restarted", now), now)
 
     def _refuse(self, link: Link, reason: Reason, detail: str, now: float) -> None:
         """The producer cannot be used: end what waits for it, and try anew with the next request."""
@@ -211,10 +220,13 @@ class ConsumerSide:
 
     def _cut(self, peer: PeerName, detail: str, now: float) -> None:
         """Tear down the transport to a producer, and only then let its transfers end."""
+        self._disconnect(peer)
+        self._do(self._machine.lose_peer(peer, detail, now), now)
+
+    def _disconnect(self, peer: PeerName) -> None:
         agent = self._agents.pop(peer, None)
         if agent is not None:
             disconnect(self._transport, agent)
-        self._do(self._machine.lose_peer(peer, detail, now), now)
 
     # Actions.
 

@@ -72,6 +72,8 @@ class Mover:
             MoverFailed: nobody will carry it out.
         """
         self._raise_failure()
+        if self._stopping.is_set():
+            raise MoverFailed("the kvberth mover is stopped")
         self._inbox.put(command)
 
     def take(self) -> Results:

@@ -74,6 +74,8 @@ CONSUMER_TABLE: Table = {
     (_S.DECLINING, PeerRefused): _to(_S.ENDED),
     (_S.DECLINING, RequestAborted): _to(_S.DECLINING),
     (_S.DECLINING, DeadlineReached): _to(_S.ENDED),
+    # The producer forgot us, or was restarted, before it answered: register again.
+    (_S.REGISTERED, PeerReady): _to(_S.REGISTERED),
     (_S.REGISTERED, Accepted): _to(_S.ACCEPTED),
     (_S.REGISTERED, Writing): _to(_S.RECEIVING),
     (_S.REGISTERED, Located): _to(_S.READING, _S.CANCELLING),
@@ -173,6 +175,10 @@ class Consumer:
         """What we wait for from this peer, for the heartbeat."""
         return tuple((key, self._transfers[key].attempt) for key in sorted(self._keys_of_peer.get(peer, ())))
 
+    def unanswered(self, peer: PeerName) -> tuple[TransferKey, ...]:
+        """Registrations that this peer has not answered, and may never have seen."""
+        return tuple(key for key, _ in self.live_with(peer) if self._transfers[key].state is _S.REGISTERED)
+
     def next_deadline(self) -> float | None:
         """When `fire` should be called next."""
         return self._deadlines.next()
@@ -247,6 +253,7 @@ class Consumer:
         transfer.state = _S.DECLINING
 
     def _on_peer_ready(self, transfer: _Transfer, event: PeerReady, now: float) -> None:
+        self._untie_peer(transfer)
         transfer.peer = event.peer
         self._keys_of_peer.setdefault(event.peer, set()).add(transfer.key)
         if transfer.state is _S.DECLINING:
@@ -368,6 +375,14 @@ class Consumer:
         transfer.state = _S.DRAINING
         transfer.actions.append(StopPosting(transfer.key))
 
+    def _untie_peer(self, transfer: _Transfer) -> None:
+        """The peer's loss no longer concerns this transfer."""
+        if transfer.peer is not None:
+            keys = self._keys_of_peer[transfer.peer]
+            keys.discard(transfer.key)
+            if not keys:
+                del self._keys_of_peer[transfer.peer]
+
     def _report(self, transfer: _Transfer, *, ok: bool, reason: Reason) -> None:
         if transfer.is_engine_waiting:
             assert transfer.request is not None
@@ -378,11 +393,7 @@ class Consumer:
     def _finish(self, transfer: _Transfer, now: float) -> None:
         """The one end of a transfer."""
         transfer.state = _S.ENDED
-        if transfer.peer is not None:
-            keys = self._keys_of_peer[transfer.peer]
-            keys.discard(transfer.key)
-            if not keys:
-                del self._keys_of_peer[transfer.peer]
+        self._untie_peer(transfer)
         self._report(transfer, ok=transfer.end is End.COMPLETED, reason=transfer.reason)
         mode = transfer.request.mode if transfer.request else None
         seconds = now - transfer.started

@@ -131,6 +131,10 @@ PRODUCER_TABLE: Table = {
 }
 
 
+_DENIALS_KEPT = 1024
+"""Above this number, denials whose time is over are dropped when one is added."""
+
+
 @dataclass(slots=True)
 class _Transfer:
     """Everything that P knows about one transfer."""
@@ -175,6 +179,7 @@ class Producer:
         self._keys_of_request: dict[RequestId, set[TransferKey]] = {}
         self._keys_of_peer: dict[PeerName, set[TransferKey]] = {}
         self._counts: Counter[ProducerState] = Counter()
+        self._denied: dict[tuple[TransferKey, PeerName, int], float] = {}
 
     # What the driver asks.
 
@@ -297,6 +302,9 @@ class Producer:
 
     def _on_register(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
         message = event.message
+        if (transfer.key, event.peer, message.attempt) in self._denied:
+            self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
+            return
         if event.invalid:
             self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.INVALID_BLOCKS, event.invalid)
             return
@@ -345,12 +353,10 @@ class Producer:
 
     def _on_status(self, transfer: _Transfer, event: StatusAsked, now: float) -> None:
         state = transfer.state
-        if state is _S.NEW:
-            self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
-        elif state is _S.ENDED:
+        if state is _S.ENDED:
             self._answer_with_end(transfer, event.peer, event.attempt)
-        elif not transfer.is_registered_by(event.peer, event.attempt):
-            self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
+        elif state is _S.NEW or not transfer.is_registered_by(event.peer, event.attempt):
+            self._deny(transfer, event.peer, event.attempt, now)
         elif state is _S.READING:
             transfer.actions.append(self._located(transfer))
 
@@ -517,6 +523,17 @@ class Producer:
         self._release(transfer)
         if transfer.deadline is None:
             transfer.deadline = now + self._timing.memory_seconds
+
+    def _deny(self, transfer: _Transfer, peer: PeerName, attempt: int, now: float) -> None:
+        """Say that nothing is known of this registration, and stand by it.
+
+        The consumer gives its blocks away when it hears this, so a `Register` that comes later, because it was
+        overtaken or sent twice, must never be written to.
+        """
+        if len(self._denied) > _DENIALS_KEPT:
+            self._denied = {each: until for each, until in self._denied.items() if until > now}
+        self._denied[transfer.key, peer, attempt] = now + self._timing.memory_seconds
+        self._reply_ended(transfer, peer, attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
 
     def _answer_with_end(self, transfer: _Transfer, peer: PeerName, attempt: int) -> None:
         """What became of it. Only the attempt that completed may hear `completed`; all others failed."""

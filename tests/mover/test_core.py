@@ -1,0 +1,325 @@
+"""Two cores against each other, step by step; each test is one promise."""
+
+import logging
+
+import pytest
+from tests.mover.rig import ADDRESS, PORT, Engine, Rig
+
+from kvberth.protocol import TransferKey, TransferMode, decode, encode
+from kvberth.protocol.messages import Heartbeat, HelloNeeded, Incompatible, Register
+
+PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
+BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
+
+
+def register(blocks: tuple[int, ...]) -> Register:
+    return Register(
+        key=TransferKey("t-2"), attempt=0, mode=PUSH, first_token=0, num_tokens=40, prompt_digest=b"digest", blocks=blocks
+    )
+
+
+@BOTH
+def test_bytes_arrive(mode):
+    """The whole path: hello, registration, transfer, end; both sides report it, with the same figures."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+    assert rig.released() == {"p-1"}
+    assert rig.has_bytes()
+    (report,) = rig.results["D"].reports
+    assert (report.record.num_bytes, report.record.num_descriptors) == (2 * 3 * 64, 2)
+    mover = rig.results["P" if mode is PUSH else "D"].reports[0]
+    assert mover.post_seconds > 0
+
+
+@BOTH
+def test_bytes_arrive_slowly(mode):
+    """A wire that takes its time: both sides drive their transport until the end, and are idle afterwards."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 10
+    rig.announce()
+    rig.finish()
+    rig.wait(mode)
+    rig.settle(5)
+    assert rig.received() == []
+    assert rig.producer.core.is_moving()
+    assert rig.consumer.core.is_moving()
+    rig.settle(20)
+    assert rig.has_bytes()
+    assert not rig.producer.core.is_moving()
+    assert not rig.consumer.core.is_moving()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("block_size", 32, "block_size differs: prefill worker has 16, decode worker has 32"),
+        ("dtype", "bfloat16", "dtype differs: prefill worker has float32, decode worker has bfloat16"),
+        ("model", "n@2", "model differs: prefill worker has m@1, decode worker has n@2"),
+        ("layout", "BLHNC", "layout differs: prefill worker has LBHNC, decode worker has BLHNC"),
+    ],
+)
+def test_engines_that_do_not_fit_refuse_each_other(field, value, text):
+    """The request ends at once, with the field and both values."""
+    rig = Rig(**{field: value})
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    (report,) = rig.results["D"].received
+    assert (report.ok, report.reason, report.detail) == (False, "incompatible", text)
+
+
+def test_other_protocol_version_is_refused_with_both_versions():
+    """Neither side tries to read what it does not know."""
+    rig = Rig()
+    rig.wait(PUSH)
+    ((_, frame),) = rig.consumer.wire.to_servers
+    rig.producer.core.frame_from_client(rig.route, b"\x00\x09" + frame[2:], rig.now)
+    ((_, answer),) = rig.producer.wire.to_clients
+    assert decode(answer) == Incompatible("protocol_version", "1", "9")
+    rig.consumer.core.frame_from_server(ADDRESS, b"\x00\x09" + answer[2:], rig.now)
+    rig.settle()
+    (report,) = rig.results["D"].received
+    assert report.detail == "protocol_version differs: prefill worker has 9, decode worker has 1"
+
+
+def test_unreachable_producer_is_given_up():
+    """A wrong address ends the request within the time to connect."""
+    rig = Rig()
+    rig.is_cut = True
+    rig.wait(PUSH)
+    rig.pass_time(rig.consumer.timing.connect_seconds)
+    assert rig.received() == [("d-1", False, "peer_unreachable")]
+    assert rig.consumer.wire.hung_up == [ADDRESS]
+
+
+@BOTH
+def test_silent_producer_is_lost_within_seconds(mode):
+    """P does not answer any more while it should compute."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.is_cut = True
+    rig.pass_time(2.5)
+    assert rig.received() == []
+    rig.pass_time(1.0)
+    assert rig.received() == [("d-1", False, "peer_lost")]
+
+
+@BOTH
+def test_silent_consumer_is_lost_within_seconds(mode):
+    """D vanishes after it registered: P frees its blocks when it has finished."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.is_cut = True
+    rig.pass_time(4.0)
+    rig.finish()
+    rig.settle()
+    assert rig.released() == {"p-1"}
+    assert not rig.has_bytes()
+
+
+def test_long_queue_on_a_living_producer_is_no_failure():
+    """P computes for a minute; heartbeats keep the pair together."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.pass_time(60.0)
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+    assert rig.has_bytes()
+
+
+@BOTH
+def test_producer_restarted_on_the_same_address(mode):
+    """D notices the new incarnation, gives up what the old one owed, and works with the new one."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.restart_producer()
+    rig.pass_time(1.5)
+    assert rig.received() == [("d-1", False, "peer_lost")]
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.finish()
+    rig.settle()
+    assert rig.received()[1:] == [("d-1", True, "none")]
+    assert rig.has_bytes()
+
+
+@BOTH
+def test_producer_restarted_while_nothing_was_live(mode):
+    """The first request after it already works: its registration is made again with the new incarnation."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.wait(mode)
+    rig.settle()
+    rig.restart_producer()
+    rig.consumer.memory[:] = 2
+    rig.announce()
+    rig.finish()
+    rig.wait(mode)
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")] * 2
+    assert rig.has_bytes()
+
+
+@BOTH
+def test_consumer_restarted_under_the_same_name(mode):
+    """P drops the old incarnation with its registrations and serves the new one."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.restart_consumer()
+    rig.wait(mode)
+    rig.settle()
+    assert [str(each.record.reason) for each in rig.results["P"].reports] == ["peer_lost"]
+    assert rig.received() == [("d-1", False, "peer_lost")]
+
+
+def test_own_stall_gives_up_on_everybody_before_anything_else():
+    """A producer that was stopped for 10 s must not write into blocks that its consumer has given away."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    rig.now += 10.0
+    rig.producer.core.begin_turn(rig.now, slept=1.0)
+    rig.finish()
+    rig.producer.core.turn(rig.now)
+    rig.settle()
+    assert not rig.has_bytes()
+    assert rig.released() == {"p-1"}
+    assert [str(each.record.reason) for each in rig.results["P"].reports] == ["peer_lost"]
+
+
+def test_long_sleep_is_no_stall():
+    """An idle rank sleeps for hours and is none the worse."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.wait(PULL)
+    rig.settle()
+    rig.now += 3600
+    rig.producer.core.begin_turn(rig.now, slept=None)
+    rig.consumer.core.begin_turn(rig.now, slept=None)
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    assert [reason for _, ok, reason in rig.received() if not ok] == []
+
+
+def test_idle_rank_sleeps_without_end():
+    """With nothing live there is no heartbeat, no poll and no deadline, once the memory of ends has faded."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle()
+    assert rig.consumer.core.next_wakeup(rig.now) is None
+    wakeup = rig.producer.core.next_wakeup(rig.now)
+    assert wakeup == rig.producer.timing.memory_seconds
+    rig.pass_time(wakeup, step=1.0)
+    assert rig.producer.core.next_wakeup(rig.now) is None
+    assert rig.consumer.wire.to_servers == []
+
+
+def test_live_transfer_is_looked_at_every_millisecond():
+    """And only then."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 1000
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    assert 0.5 < rig.consumer.core.next_wakeup(rig.now) <= 1.0
+    rig.finish()
+    rig.settle(3)
+    assert rig.consumer.core.next_wakeup(rig.now) == 0.001
+    assert rig.producer.core.next_wakeup(rig.now) == 0.001
+
+
+@pytest.mark.parametrize(("blocks", "text"), [((1, 2, 32), "block 32 is outside"), ((-1, 2, 3), "block -1"), ((4, 4, 5), "twice")])
+def test_foreign_blocks_are_refused(blocks, text):
+    """A registration for blocks outside of the peer's own region is never written to."""
+    rig = Rig()
+    rig.wait(PUSH)
+    rig.settle()
+    rig.producer.core.frame_from_client(rig.route, encode(register(blocks)), rig.now)
+    answer = decode(rig.producer.wire.to_clients[-1][1])
+    assert answer.reason == "invalid_blocks"
+    assert text in answer.detail
+
+
+def test_stranger_must_say_hello_first():
+    """An engine that P does not know can neither register nor beat."""
+    rig = Rig()
+    for message in (register((1, 2, 3)), Heartbeat()):
+        rig.producer.core.frame_from_client(b"stranger", encode(message), rig.now)
+    answers = [(route, decode(frame)) for route, frame in rig.producer.wire.to_clients]
+    assert answers == [(b"stranger", HelloNeeded()), (b"stranger", HelloNeeded())]
+
+
+def test_rubbish_is_dropped_and_logged(caplog):
+    """A frame that is none changes nothing."""
+    rig = Rig()
+    with caplog.at_level(logging.WARNING):
+        rig.producer.core.frame_from_client(rig.route, b"\x00\x01rubbish", rig.now)
+    assert "dropped a control message" in caplog.text
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle()
+    assert rig.has_bytes()
+
+
+@BOTH
+def test_broken_link_fails_both_sides(mode):
+    """The bytes cannot move: D is told why and P frees its blocks."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.fabric.broken |= {("P/0/a", "D/0/a"), ("D/0/a", "P/0/a")}
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-1", False, "transport")]
+    assert rig.released() == {"p-1"}
+
+
+@BOTH
+def test_abort_in_flight_ends_on_both_sides(mode):
+    """D's request is aborted while bytes move: both sides free after the last one, and the metrics say cancelled."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 20
+    rig.announce()
+    rig.finish()
+    rig.wait(mode)
+    rig.settle(4)
+    rig.abort()
+    rig.settle(2)
+    assert rig.received() == []
+    assert rig.released() == set()
+    rig.settle(40)
+    assert [ok for _, ok, _ in rig.received()] == [False]
+    assert rig.released() == {"p-1"}
+    assert str(rig.results["D"].reports[0].record.end) == "cancelled"
+
+
+def test_second_rank_dials_the_next_port():
+    """Rank r of D talks to rank r of P."""
+    rig = Rig()
+    rig.consumer = Engine("D", rig.fabric, rank=1)
+    rig.wait(PUSH)
+    assert rig.consumer.wire.dialled == [f"P:{PORT + 1}"]
