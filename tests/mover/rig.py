@@ -74,7 +74,8 @@ class Engine:
         self.memory = np.full((2, NUM_BLOCKS, BLOCK_BYTES), fill, dtype=np.uint8)
         self.transport = MemoryTransport(f"{name}/0/{incarnation}", fabric)
         regions = tuple(
-            Region(address=layer.ctypes.data, block_stride=BLOCK_BYTES, block_length=BLOCK_BYTES) for layer in self.memory
+            Region(address=layer.ctypes.data, block_stride=BLOCK_BYTES, block_length=BLOCK_BYTES)
+            for layer in self.memory
         )
         self.transport.register(regions, NUM_BLOCKS)
         card = EngineCard(

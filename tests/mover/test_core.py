@@ -14,7 +14,13 @@ BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
 
 def register(blocks: tuple[int, ...]) -> Register:
     return Register(
-        key=TransferKey("t-2"), attempt=0, mode=PUSH, first_token=0, num_tokens=40, prompt_digest=b"digest", blocks=blocks
+        key=TransferKey("t-2"),
+        attempt=0,
+        mode=PUSH,
+        first_token=0,
+        num_tokens=40,
+        prompt_digest=b"digest",
+        blocks=blocks,
     )
 
 
@@ -250,7 +256,9 @@ def test_live_transfer_is_looked_at_every_millisecond():
     assert rig.producer.core.next_wakeup(rig.now) == 0.001
 
 
-@pytest.mark.parametrize(("blocks", "text"), [((1, 2, 32), "block 32 is outside"), ((-1, 2, 3), "block -1"), ((4, 4, 5), "twice")])
+@pytest.mark.parametrize(
+    ("blocks", "text"), [((1, 2, 32), "block 32 is outside"), ((-1, 2, 3), "block -1"), ((4, 4, 5), "twice")]
+)
 def test_foreign_blocks_are_refused(blocks, text):
     """A registration for blocks outside of the peer's own region is never written to."""
     rig = Rig()

@@ -17,7 +17,14 @@ from kvberth.protocol import (
     TransferMode,
 )
 from kvberth.protocol.consumer import ConsumerState
-from kvberth.protocol.events import CancelReceived, PeerReady, PrefillFinished, RegisterReceived, StatusAsked, WritesDone
+from kvberth.protocol.events import (
+    CancelReceived,
+    PeerReady,
+    PrefillFinished,
+    RegisterReceived,
+    StatusAsked,
+    WritesDone,
+)
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Writing
 from kvberth.protocol.producer import ProducerState
@@ -81,7 +88,10 @@ def test_nothing_to_move_completes_at_once():
     """D has every block of the prompt: P frees its blocks without a transfer."""
     pair = Pair().announce().finish_prefill().decline().deliver()
     assert pair.started() == []
-    assert pair.ends() == [("consumer", End.COMPLETED, Reason.NOT_NEEDED), ("producer", End.COMPLETED, Reason.NOT_NEEDED)]
+    assert pair.ends() == [
+        ("consumer", End.COMPLETED, Reason.NOT_NEEDED),
+        ("producer", End.COMPLETED, Reason.NOT_NEEDED),
+    ]
     assert pair.released() == ["p-1"]
 
 
@@ -122,7 +132,10 @@ def test_prefill_aborted_tells_the_consumer():
     """P's request is aborted: D hears it at once and P's blocks are free."""
     pair = Pair().announce().wait().deliver().abort_prefill().deliver()
     assert pair.received() == [("d-1", False)]
-    assert pair.ends() == [("producer", End.FAILED, Reason.PREFILL_ABORTED), ("consumer", End.FAILED, Reason.PREFILL_ABORTED)]
+    assert pair.ends() == [
+        ("producer", End.FAILED, Reason.PREFILL_ABORTED),
+        ("consumer", End.FAILED, Reason.PREFILL_ABORTED),
+    ]
     assert pair.released() == ["p-1"]
 
 
@@ -191,7 +204,10 @@ def test_abort_while_writing_waits_for_what_is_in_flight():
     pair.writes_done().deliver()
     assert pair.received() == [("d-1", False)]
     assert pair.released() == ["p-1"]
-    assert pair.ends() == [("producer", End.CANCELLED, Reason.CONSUMER_GONE), ("consumer", End.CANCELLED, Reason.CONSUMER_GONE)]
+    assert pair.ends() == [
+        ("producer", End.CANCELLED, Reason.CONSUMER_GONE),
+        ("consumer", End.CANCELLED, Reason.CONSUMER_GONE),
+    ]
 
 
 def test_abort_while_reading_waits_for_what_is_in_flight():
@@ -403,7 +419,11 @@ def test_status_of_a_live_transfer_changes_nothing():
 def test_messages_of_a_push_in_order():
     """What D sees of a push: accepted, writing, ended."""
     pair = Pair().announce().wait().deliver_to_producer().finish_prefill().writes_done()
-    assert pair.to_consumer == [Accepted(KEY, 0), Writing(KEY, 0), Ended(KEY, 0, End.COMPLETED, num_bytes=300, num_descriptors=3)]
+    assert pair.to_consumer == [
+        Accepted(KEY, 0),
+        Writing(KEY, 0),
+        Ended(KEY, 0, End.COMPLETED, num_bytes=300, num_descriptors=3),
+    ]
 
 
 def test_location_with_the_wrong_number_of_blocks_is_not_read():

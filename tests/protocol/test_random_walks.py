@@ -16,6 +16,7 @@ from kvberth.protocol import (
     ReportReceived,
     StartRead,
     StartWrite,
+    Timing,
     TransferMode,
 )
 from kvberth.protocol.consumer import ConsumerState
@@ -28,7 +29,8 @@ class World(RuleBasedStateMachine):
 
     @initialize(mode=st.sampled_from(TransferMode))
     def begin(self, mode: TransferMode) -> None:
-        self.pair = Pair()
+        # Ends are never forgotten here; `test_handoff` has the promise that they are, after a while.
+        self.pair = Pair(Timing(memory_seconds=1e9))
         self.mode = mode
         self.has_announced = self.has_finished = self.has_waited = False
         self.writing = self.reading = False

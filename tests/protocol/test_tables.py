@@ -32,7 +32,9 @@ def test_no_message_of_a_peer_is_unexpected(state, event):
 
 
 @pytest.mark.parametrize(
-    ("table", "events"), [(PRODUCER_TABLE, ProducerEvent), (CONSUMER_TABLE, ConsumerEvent)], ids=["producer", "consumer"]
+    ("table", "events"),
+    [(PRODUCER_TABLE, ProducerEvent), (CONSUMER_TABLE, ConsumerEvent)],
+    ids=["producer", "consumer"],
 )
 def test_table_names_known_events_and_all_of_them(table, events):
     """Every event of the union is used, and nothing else."""
@@ -40,7 +42,9 @@ def test_table_names_known_events_and_all_of_them(table, events):
 
 
 @pytest.mark.parametrize(
-    ("table", "states"), [(PRODUCER_TABLE, ProducerState), (CONSUMER_TABLE, ConsumerState)], ids=["producer", "consumer"]
+    ("table", "states"),
+    [(PRODUCER_TABLE, ProducerState), (CONSUMER_TABLE, ConsumerState)],
+    ids=["producer", "consumer"],
 )
 def test_every_state_is_reached(table, states):
     """No state stands in the table that nothing leads to."""

@@ -4,6 +4,7 @@ import json
 from itertools import product
 
 import pytest
+
 from kvberth.router.answer import Whole
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine, EngineInfo, Role

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from kvberth.router.errors import RouterError
 from kvberth.router.request import Endpoint, parse_request, take_transfer_params, without_transfer_params
 
@@ -60,7 +61,10 @@ def test_decode_body_is_the_clients_own_bytes():
     """D's body is what the client wrote, to the byte, behind one more field."""
     body = b' { "prompt" : "caf\\u00e9",  "seed":1, "unknown": [1.50] }'
     request = parse(body)
-    assert request.decode_body(b'{"x":1}') == b'{"kv_transfer_params":{"x":1}, "prompt" : "caf\\u00e9",  "seed":1, "unknown": [1.50] }'
+    assert (
+        request.decode_body(b'{"x":1}')
+        == b'{"kv_transfer_params":{"x":1}, "prompt" : "caf\\u00e9",  "seed":1, "unknown": [1.50] }'
+    )
     assert request.decode_body(None) == body
 
 
@@ -130,8 +134,8 @@ def test_prefill_body_keeps_what_can_shape_the_prompt():
 
 
 def test_prefill_body_of_a_completion_has_no_chat_field():
-    """`max_completion_tokens` is a field of chat only."""
-    request = parse({"prompt": [1, 2], "suffix": "s", "max_tokens": 5})
+    """`max_completion_tokens` is a field of chat only, and a format is no part of a prompt that is given as it is."""
+    request = parse({"prompt": [1, 2], "suffix": "s", "max_tokens": 5, "response_format": {"type": "json_object"}})
     assert json.loads(request.prefill_body(b"{}")) == {
         "prompt": [1, 2],
         "suffix": "s",
@@ -196,7 +200,10 @@ def test_streaming_is_known(value, is_streamed):
 @pytest.mark.parametrize(
     ("answer", "params"),
     [
-        (b'{"id":"x", "kv_transfer_params" : {"remote_port": 1.0, "a":"\\u00e9"}}', b'{"remote_port": 1.0, "a":"\\u00e9"}'),
+        (
+            b'{"id":"x", "kv_transfer_params" : {"remote_port": 1.0, "a":"\\u00e9"}}',
+            b'{"remote_port": 1.0, "a":"\\u00e9"}',
+        ),
         (b'{"kv_transfer_params": null}', None),
         (b'{"id": 1}', None),
         (b"no json", None),
@@ -210,7 +217,7 @@ def test_transfer_params_are_taken_unchanged(answer, params):
 def test_the_answer_loses_the_transfer_params_only():
     """Every other field of D's answer stays as D wrote it."""
     answer = b'{"id":"x","usage": {"a":1.50},"kv_transfer_params":{"secret":1},"n":null}'
-    assert without_transfer_params(answer) == b'{"id":"x","usage":{"a":1.50},"n":null}'.replace(b'"usage":{', b'"usage":{')
+    assert without_transfer_params(answer) == b'{"id":"x","usage":{"a":1.50},"n":null}'
 
 
 @pytest.mark.parametrize(

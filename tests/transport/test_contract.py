@@ -19,7 +19,8 @@ class End:
         self.memory = np.full((2, NUM_BLOCKS, BLOCK_BYTES), fill, dtype=np.uint8)
         self.transport = transport
         self.regions = [
-            Region(address=layer.ctypes.data, block_stride=BLOCK_BYTES, block_length=BLOCK_BYTES) for layer in self.memory
+            Region(address=layer.ctypes.data, block_stride=BLOCK_BYTES, block_length=BLOCK_BYTES)
+            for layer in self.memory
         ]
         transport.register(self.regions, NUM_BLOCKS)
 

@@ -1,0 +1,19 @@
+"""Local clusters: prefill workers, decode workers and router as processes of this machine."""
+
+from kvberth.launch.cluster import LocalCluster
+from kvberth.launch.demo_model import DemoModelError, demo_model
+from kvberth.launch.engine import EngineProcess
+from kvberth.launch.ports import PortLease
+from kvberth.launch.process import LaunchError, ManagedProcess
+from kvberth.launch.settings import ClusterSettings
+
+__all__ = [
+    "ClusterSettings",
+    "DemoModelError",
+    "EngineProcess",
+    "LaunchError",
+    "LocalCluster",
+    "ManagedProcess",
+    "PortLease",
+    "demo_model",
+]

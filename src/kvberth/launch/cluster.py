@@ -1,0 +1,175 @@
+"""A whole cluster as one object: what is started here is stopped here."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from kvberth.launch.engine import EngineKind, EngineProcess, Hardware
+from kvberth.launch.ports import PortLease
+from kvberth.launch.process import LaunchError, ManagedProcess
+from kvberth.launch.settings import ClusterSettings
+
+__all__ = ["LocalCluster"]
+
+_START_SECONDS = 600.0
+_CONTROL_PORTS = 8
+"""Ports in a row for one prefill worker's control channel: one per tensor-parallel rank."""
+
+
+class LocalCluster:
+    """Prefill workers, decode workers, undivided engines and the router, as a context manager.
+
+    The processes end with the block, with Ctrl-C, and with this process, however it dies.
+
+    Args:
+        settings: what to start.
+        console: where progress is shown; None shows nothing.
+    """
+
+    def __init__(self, settings: ClusterSettings, console: Console | None = None) -> None:
+        self.settings = settings
+        self._console = console or Console(quiet=True)
+        self._ports = PortLease(settings.host)
+        self.run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"kvberth-{os.getpid()}-{time.time_ns()}"
+        self.engines: list[EngineProcess] = []
+        self.router: ManagedProcess | None = None
+
+    @property
+    def prefill(self) -> list[EngineProcess]:
+        """The prefill workers."""
+        return self._of_kind(EngineKind.PREFILL)
+
+    @property
+    def decode(self) -> list[EngineProcess]:
+        """The decode workers."""
+        return self._of_kind(EngineKind.DECODE)
+
+    @property
+    def undivided(self) -> list[EngineProcess]:
+        """The engines without a connector."""
+        return self._of_kind(EngineKind.UNDIVIDED)
+
+    @property
+    def router_url(self) -> str:
+        """Where clients go.
+
+        Raises:
+            LaunchError: there is no router, since there are no decode workers or it has not been started.
+        """
+        if self.router is None:
+            raise LaunchError("this cluster has no router")
+        return self.router.url
+
+    def __enter__(self) -> Self:
+        """Start everything and wait until it is ready.
+
+        Raises:
+            LaunchError: a process has ended or is not ready in time. Everything has been stopped.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop everything."""
+        self._stop()
+
+    def wait(self) -> None:
+        """Block while everything lives.
+
+        Raises:
+            LaunchError: a process has died.
+        """
+        while True:
+            for process in self._processes():
+                process.check()
+            time.sleep(0.5)
+
+    def _of_kind(self, kind: EngineKind) -> list[EngineProcess]:
+        return [engine for engine in self.engines if engine.kind is kind]
+
+    def _processes(self) -> Sequence[ManagedProcess]:
+        return [*self.engines, *([self.router] if self.router else [])]
+
+    def _start(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        settings, hardware = self.settings, Hardware.detect()
+        kinds = [
+            *((EngineKind.PREFILL, index) for index in range(settings.prefill)),
+            *((EngineKind.DECODE, index) for index in range(settings.decode)),
+            *((EngineKind.UNDIVIDED, index) for index in range(settings.undivided)),
+        ]
+        for position, (kind, index) in enumerate(kinds):
+            engine = EngineProcess(
+                kind,
+                index,
+                settings,
+                hardware,
+                num_engines=len(kinds),
+                position=position,
+                port=self._ports.take(),
+                control_port=self._ports.take(_CONTROL_PORTS) if kind is EngineKind.PREFILL else 0,
+                run_dir=self.run_dir,
+            )
+            self.engines.append(engine)
+            engine.start()
+        self._await(self.engines)
+        if self.decode:
+            self.router = self._make_router()
+            self.router.start()
+            self._await([self.router])
+
+    def _make_router(self) -> ManagedProcess:
+        settings = self.settings
+        port = settings.port if settings.port is not None else self._ports.take()
+        command = [sys.executable, "-m", "kvberth", "router", "--host", settings.host, "--port", str(port)]
+        command += ["--mode", settings.mode]
+        for engine in self.prefill:
+            command += ["--prefill", engine.url]
+        for engine in self.decode:
+            command += ["--decode", engine.url]
+        return ManagedProcess(
+            "router", command, os.environ, self.run_dir / "router.log", f"http://{settings.host}:{port}"
+        )
+
+    def _await(self, processes: Sequence[ManagedProcess]) -> None:
+        """Until all are ready, with a line for each."""
+        deadline = time.monotonic() + _START_SECONDS
+        columns = (SpinnerColumn(finished_text="[green]✓"), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=self._console) as progress:
+            tasks = {process.name: progress.add_task(process.name, total=1) for process in processes}
+            pending = list(processes)
+            while pending:
+                for process in list(pending):
+                    if process.is_ready():
+                        progress.update(tasks[process.name], completed=1, description=f"{process.name} {process.url}")
+                        pending.remove(process)
+                if pending and time.monotonic() > deadline:
+                    slow = pending[0]
+                    raise LaunchError(
+                        f"{slow.name} is not ready after {_START_SECONDS:g} s; the end of {slow.log}:\n{slow.tail()}"
+                    )
+                time.sleep(0.2)
+
+    def _stop(self) -> None:
+        """The router first, then all engines at once."""
+        for process in [*([self.router] if self.router else []), *self.engines]:
+            with contextlib.suppress(OSError):
+                process.begin_stop()
+        for process in self._processes():
+            process.finish_stop()
+        self._ports.close()

@@ -1,0 +1,119 @@
+"""The command line and the environment of one vLLM engine."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from kvberth.launch.process import ManagedProcess
+from kvberth.launch.settings import ClusterSettings
+
+__all__ = ["EngineKind", "EngineProcess", "Hardware", "engine_command", "engine_environment"]
+
+_CPU_KV_GIB = "1"
+
+
+class EngineKind(StrEnum):
+    """What an engine is to the cluster."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNDIVIDED = "undivided"
+
+
+_ROLES = {EngineKind.PREFILL: "kv_producer", EngineKind.DECODE: "kv_consumer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the machine has for engines.
+
+    Attributes:
+        num_gpus: NVIDIA devices.
+        num_cores: processor cores, for engines without a GPU.
+    """
+
+    num_gpus: int
+    num_cores: int
+
+    @classmethod
+    def detect(cls) -> "Hardware":
+        """This machine."""
+        return cls(len(list(Path("/dev").glob("nvidia[0-9]*"))), os.cpu_count() or 1)
+
+
+class EngineProcess(ManagedProcess):
+    """A vLLM engine as a process of the cluster."""
+
+    def __init__(
+        self,
+        kind: EngineKind,
+        index: int,
+        settings: ClusterSettings,
+        hardware: Hardware,
+        *,
+        num_engines: int,
+        position: int,
+        port: int,
+        control_port: int,
+        run_dir: Path,
+    ) -> None:
+        self.kind = kind
+        name = f"{kind}-{index}"
+        super().__init__(
+            name,
+            engine_command(kind, settings, port=port, control_port=control_port),
+            engine_environment(settings, hardware, os.environ, num_engines=num_engines, position=position),
+            run_dir / f"{name}.log",
+            f"http://{settings.host}:{port}",
+        )
+
+
+def engine_command(kind: EngineKind, settings: ClusterSettings, *, port: int, control_port: int) -> list[str]:
+    """How to start it. vLLM's API server as a module, since not every wheel's `vllm` command works."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", settings.model, "--host", settings.host, "--port", str(port)]
+    if settings.served_model_name is not None:
+        command += ["--served-model-name", settings.served_model_name]
+    if settings.dtype is not None:
+        command += ["--dtype", settings.dtype]
+    if settings.max_model_len is not None:
+        command += ["--max-model-len", str(settings.max_model_len)]
+    if settings.block_size is not None:
+        command += ["--block-size", str(settings.block_size)]
+    if settings.prefix_caching is not None:
+        command += ["--enable-prefix-caching" if settings.prefix_caching else "--no-enable-prefix-caching"]
+    if kind in _ROLES:
+        transfer = {
+            "kv_connector": "KVBerthConnector",
+            "kv_connector_module_path": "kvberth.vllm_plugin",
+            "kv_role": _ROLES[kind],
+            "kv_port": control_port,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"control_host": settings.host, "transfer_mode": str(settings.mode)},
+        }
+        command += ["--kv-transfer-config", json.dumps(transfer)]
+    return [*command, *settings.engine_args]
+
+
+def engine_environment(
+    settings: ClusterSettings, hardware: Hardware, base: Mapping[str, str], *, num_engines: int, position: int
+) -> dict[str, str]:
+    """The environment of the engine at `position` of `num_engines`. What the user has set stays."""
+    defaults = {"VLLM_NO_USAGE_STATS": "1"}
+    if Path(settings.model).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    if hardware.num_gpus:
+        per_engine = max(1, hardware.num_gpus // num_engines)
+        first = position * per_engine % hardware.num_gpus
+        devices = range(first, min(first + per_engine, hardware.num_gpus))
+        defaults["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+    else:
+        # Threads bound to cores would all be bound to the same ones; and one thread too many spins at barriers.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        defaults["OMP_NUM_THREADS"] = str(max(1, hardware.num_cores // num_engines))
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = _CPU_KV_GIB
+    return {**defaults, **base}

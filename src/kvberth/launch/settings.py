@@ -1,0 +1,60 @@
+"""What a local cluster is made of. Checked once; starts nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvberth.protocol import TransferMode
+
+__all__ = ["ClusterSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """One local cluster.
+
+    Attributes:
+        model: a name or a folder, as for vLLM.
+        prefill, decode: how many workers of each kind.
+        undivided: engines without a connector beside them, which the router does not know; for comparisons.
+        mode: push or pull, for requests that do not say.
+        host: where engines and router listen.
+        port: of the router; None finds a free one.
+        served_model_name: what clients call the model; None is the model's own name.
+        dtype, max_model_len, block_size, prefix_caching: as for vLLM; None leaves vLLM's default.
+        engine_args: further arguments for every engine.
+        run_dir: where logs go; None makes a folder under the system's temporary one.
+
+    Raises:
+        ValueError: one line that names the setting and what would be right.
+    """
+
+    model: str
+    prefill: int = 1
+    decode: int = 1
+    undivided: int = 0
+    mode: str = "push"
+    host: str = "127.0.0.1"
+    port: int | None = None
+    served_model_name: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    prefix_caching: bool | None = None
+    engine_args: tuple[str, ...] = ()
+    run_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model: must be a name or a folder")
+        for name, least in (("prefill", 0), ("decode", 0), ("undivided", 0), ("max_model_len", 1), ("block_size", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}: must be {least} or more, not {value}")
+        if self.prefill and not self.decode:
+            raise ValueError(f"decode: must be 1 or more beside {self.prefill} prefill workers, not 0")
+        if not (self.decode or self.undivided):
+            raise ValueError("decode: must be 1 or more, not 0")
+        if self.mode not in set(TransferMode):
+            raise ValueError(f"mode: must be push or pull, not {self.mode}")
+        if self.port is not None and not 1 <= self.port <= 65535:
+            raise ValueError(f"port: must be 1 to 65535, not {self.port}")

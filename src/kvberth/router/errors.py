@@ -1,0 +1,100 @@
+"""Errors as an OpenAI client expects them: `{"error": {"message", "type", "param", "code"}}`.
+
+What an engine itself says to a client's mistake passes through untouched; these are the router's own words.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Failure", "FailureKind", "Leg", "RouterError", "as_openai_error", "error_body"]
+
+Leg = Literal["prefill", "decode"]
+
+
+class FailureKind(StrEnum):
+    """Why a leg brought no usable answer."""
+
+    UNREACHABLE = "unreachable"
+    CONNECT_TIMEOUT = "connect_timeout"
+    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - a token of text
+    SERVER_ERROR = "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One leg's failure; `detail` is for the log, because it may hold addresses that clients should not see."""
+
+    leg: Leg
+    kind: FailureKind
+    detail: str
+
+    @property
+    def is_worth_another_engine(self) -> bool:
+        """Whether a second engine may be tried: not after a wait that the client would have to bear twice."""
+        return self.kind is not FailureKind.FIRST_TOKEN_TIMEOUT
+
+    def as_error(self) -> "RouterError":
+        """The answer to the client when nothing else can be tried."""
+        match self.kind:
+            case FailureKind.FIRST_TOKEN_TIMEOUT:
+                return RouterError(504, f"The {self.leg} leg gave no first token in time.", code=f"{self.leg}_timeout")
+            case FailureKind.CONNECT_TIMEOUT:
+                message = f"The {self.leg} leg could not connect to its engine in time."
+                return RouterError(504, message, code=f"{self.leg}_timeout")
+            case FailureKind.UNREACHABLE | FailureKind.SERVER_ERROR:
+                return RouterError(502, f"The {self.leg} leg's engine failed.", code=f"{self.leg}_failed")
+
+
+class RouterError(Exception):
+    """A request that ends with an error of the router's own."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> bytes:
+        """The JSON to send."""
+        return error_body(self.status, self.message, code=self.code, param=self.param)
+
+
+def error_body(status: int, message: str, *, code: str, param: str | None = None) -> bytes:
+    """An OpenAI-style error object; its type follows from the status."""
+    if status == 429:
+        kind = "rate_limit_error"
+    elif status < 500:
+        kind = "invalid_request_error"
+    else:
+        kind = "server_error"
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def as_openai_error(status: int, body: bytes, *, leg: Leg) -> bytes:
+    """What an engine said with a 5xx, if it said it in OpenAI's form; otherwise an error that says that it failed."""
+    try:
+        msgspec.json.decode(body, type=_OpenAIError)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return error_body(status, f"The {leg} leg's engine answered {status}.", code=f"{leg}_failed")
+    return body
+
+
+class _ErrorText(msgspec.Struct):
+    message: str
+
+
+class _OpenAIError(msgspec.Struct):
+    error: _ErrorText

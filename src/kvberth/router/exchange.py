@@ -1,0 +1,175 @@
+"""One request's two legs as tasks: carries out the actions of its life and feeds it what comes of them."""
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from kvberth.router.answer import Answer, Header, Streamed
+from kvberth.router.config import Mode, RouterConfig
+from kvberth.router.engines import Engine, Fleet
+from kvberth.router.legs import abandon, run_decode_leg, run_prefill_leg
+from kvberth.router.life import (
+    AbortDecode,
+    AbortPrefill,
+    DecodeAnswered,
+    DecodeFailed,
+    Deliver,
+    Event,
+    Life,
+    PrefillAnswered,
+    PrefillFailed,
+    PrefillRejected,
+    Refuse,
+    Retry,
+    StartDecode,
+    StartPrefill,
+)
+from kvberth.router.metrics import Metrics
+from kvberth.router.request import ClientRequest
+
+__all__ = ["Exchange", "Load", "Service"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Load:
+    """How many requests the router works on at the moment."""
+
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all requests of one router share."""
+
+    config: RouterConfig
+    fleet: Fleet
+    metrics: Metrics
+    session: aiohttp.ClientSession
+    load: Load
+
+
+class Exchange:
+    """The legs of one request. `close` must be called, whatever happened: it ends what still runs."""
+
+    def __init__(self, service: Service, request: ClientRequest, mode: Mode, headers: list[Header]) -> None:
+        self.life = Life(
+            service.fleet,
+            mode=mode,
+            obstacle=request.obstacle,
+            num_consumers=request.num_consumers,
+            new_transfer_id=lambda: str(uuid.uuid4()),
+        )
+        self._service = service
+        self._request = request
+        self._headers = headers
+        self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
+        self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
+        self._decode_engine: Engine | None = None
+        self._delivered: Answer | None = None
+
+    async def settle(self) -> Answer:
+        """Run the legs until it is clear what the client gets. Raises `RouterError` if that is an error of ours."""
+        actions = self.life.begin()
+        while True:
+            for action in actions:
+                match action:
+                    case StartPrefill(engine, transfer_params):
+                        self._start_prefill(engine, transfer_params)
+                    case StartDecode(engine, transfer_params):
+                        self._start_decode(engine, transfer_params)
+                    case AbortPrefill():
+                        await self._end_prefill()
+                    case AbortDecode():
+                        await self._end_decode()
+                    case Retry(failure):
+                        logger.warning("%s leg failed, trying on: %s", failure.leg, failure.detail)
+                        self._service.metrics.retries.labels(failure.leg, failure.kind).inc()
+                    case Deliver(answer):
+                        self._delivered = answer
+                        return answer
+                    case Refuse(error):
+                        raise error
+            actions = self.life.handle(await self._next_event())
+
+    async def close(self) -> None:
+        """Abort whatever is still on its way."""
+        if isinstance(self._delivered, Streamed):
+            self._delivered.rest.close()
+        await self._end_decode()
+        await self._end_prefill()
+
+    async def _next_event(self) -> Event:
+        legs: set[asyncio.Task[Any]] = {leg for leg in (self._decode, self._prefill) if leg is not None}
+        await asyncio.wait(legs, return_when=asyncio.FIRST_COMPLETED)
+        # If both are done, D's answer counts: it is whole even where P has failed meanwhile.
+        if self._decode is not None and self._decode.done():
+            event: Event = self._decode.result()
+            self._decode = None
+            if isinstance(event, DecodeFailed):
+                await self._end_decode()
+            return event
+        if self._prefill is None:
+            raise RuntimeError("no leg is left to wait for")
+        event = self._prefill.result()
+        self._prefill = None
+        return event
+
+    def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
+        # Counted here and not in the task, so that a choice in the same instant sees it.
+        fleet = self._service.fleet
+        fleet.enter(engine)
+        started = time.monotonic()
+        observe = self._service.metrics.prefill_leg.labels(self.life.path).observe
+
+        def finish(leg: asyncio.Task[Any]) -> None:
+            fleet.leave(engine)
+            if not leg.cancelled():
+                observe(time.monotonic() - started)
+
+        self._prefill = asyncio.create_task(
+            run_prefill_leg(
+                self._service.session,
+                engine,
+                self._request.endpoint,
+                headers=self._headers,
+                body=self._request.prefill_body(transfer_params),
+                first_token_timeout_seconds=self._service.config.first_token_timeout_seconds,
+            )
+        )
+        self._prefill.add_done_callback(finish)
+
+    def _start_decode(self, engine: Engine, transfer_params: bytes | None) -> None:
+        # Counted until `_end_decode`: the engine is busy for as long as it streams.
+        self._service.fleet.enter(engine)
+        self._decode_engine = engine
+        config = self._service.config
+        self._decode = asyncio.create_task(
+            run_decode_leg(
+                self._service.session,
+                engine,
+                self._request.endpoint,
+                headers=self._headers,
+                body=self._request.decode_body(transfer_params),
+                first_token_timeout_seconds=config.first_token_timeout_seconds if self._request.is_streamed else None,
+            )
+        )
+
+    async def _end_prefill(self) -> None:
+        leg, self._prefill = self._prefill, None
+        if leg is not None:
+            await abandon(leg)
+
+    async def _end_decode(self) -> None:
+        leg, self._decode = self._decode, None
+        engine, self._decode_engine = self._decode_engine, None
+        if engine is not None:
+            self._service.fleet.leave(engine)
+        if leg is not None:
+            await abandon(leg)

@@ -1,0 +1,45 @@
+"""Which headers pass the router, and in which direction. Pure."""
+
+from collections.abc import Iterable
+
+from kvberth.router.answer import Header
+
+__all__ = ["JSON", "MODE", "PATH", "REASON", "REQUEST_ID", "request_headers", "response_headers"]
+
+REQUEST_ID = "x-request-id"
+MODE = "x-kvberth-mode"
+PATH = "x-kvberth-path"
+REASON = "x-kvberth-reason"
+JSON: Header = ("content-type", "application/json")
+
+# RFC 9110, 7.6.1: these speak of one connection, not of the message.
+_HOP_BY_HOP = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("proxy-authenticate", "proxy-authorization"),
+    }
+)
+# Set anew for each leg: the bodies are ours, and answers are asked for unpacked because they are looked into.
+_OURS_IN_REQUESTS = frozenset(
+    {"host", "content-length", "content-encoding", "accept-encoding", "expect", REQUEST_ID, MODE}
+)
+# The client library unpacks, the server dates and counts.
+_OURS_IN_RESPONSES = frozenset({"content-length", "content-encoding", "date", "server", REQUEST_ID, PATH, REASON})
+
+
+def request_headers(client: Iterable[Header], request_id: str) -> list[Header]:
+    """The headers for an engine: the client's (authorization and tracing among them) and ours."""
+    kept = _without(client, _OURS_IN_REQUESTS)
+    return [*kept, (REQUEST_ID, request_id), ("accept-encoding", "identity")]
+
+
+def response_headers(engine: Iterable[Header]) -> tuple[Header, ...]:
+    """The headers of an engine's response that go on to the client."""
+    return tuple(_without(engine, _OURS_IN_RESPONSES))
+
+
+def _without(headers: Iterable[Header], names: frozenset[str]) -> list[Header]:
+    lowered = [(name.lower(), value) for name, value in headers]
+    named = {token.strip().lower() for name, value in lowered if name == "connection" for token in value.split(",")}
+    dropped = _HOP_BY_HOP | names | named
+    return [(name, value) for name, value in lowered if name not in dropped]

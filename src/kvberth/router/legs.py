@@ -1,0 +1,159 @@
+"""The two legs as HTTP: one function per leg, each ends in one event for the request's life.
+
+Closing the connection is how a leg is aborted: vLLM ends a request whose client has gone, and its connector then frees
+what the transfer held. Cancelling the task that runs one of these functions does that.
+"""
+
+import asyncio
+import logging
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+
+from kvberth.router.answer import Header, Streamed, Whole
+from kvberth.router.engines import Engine
+from kvberth.router.errors import Failure, FailureKind, Leg, as_openai_error
+from kvberth.router.headers import JSON, response_headers
+from kvberth.router.life import (
+    DecodeAnswered,
+    DecodeFailed,
+    PrefillAnswered,
+    PrefillFailed,
+    PrefillRejected,
+)
+from kvberth.router.request import take_transfer_params, without_transfer_params
+
+__all__ = ["StreamBrokenError", "abandon", "open_session", "run_decode_leg", "run_prefill_leg"]
+
+logger = logging.getLogger(__name__)
+
+# vLLM closes a connection that was idle for 5 s. One that is younger is not closed while a request is on its way.
+_IDLE_SECONDS = 2.0
+
+
+class StreamBrokenError(Exception):
+    """The engine went away in the middle of its answer."""
+
+
+class _ResponseBytes:
+    """The bytes of a response as they come."""
+
+    def __init__(self, engine: Engine, response: aiohttp.ClientResponse) -> None:
+        self._engine = engine
+        self._response = response
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            self._engine.mark_unready(_describe(error))
+            raise StreamBrokenError(f"{self._engine.url}: {_describe(error)}") from error
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
+    """The connection pool for all legs. Its size is unbounded: `max_in_flight` bounds what comes in."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
+    )
+
+
+async def run_prefill_leg(
+    session: aiohttp.ClientSession,
+    engine: Engine,
+    path: str,
+    *,
+    headers: list[Header],
+    body: bytes,
+    first_token_timeout_seconds: float,
+) -> PrefillAnswered | PrefillRejected | PrefillFailed:
+    """P's leg from request to answer. The answer is one token that nobody reads, and the transfer's parameters."""
+    try:
+        async with (
+            asyncio.timeout(first_token_timeout_seconds),
+            session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False) as response,
+        ):
+            answer = await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        return PrefillFailed(_failure("prefill", engine, error))
+    if response.status == 200:
+        return PrefillAnswered(take_transfer_params(answer))
+    if 400 <= response.status < 500:
+        return PrefillRejected(Whole(response.status, response_headers(response.headers.items()), answer))
+    return PrefillFailed(Failure("prefill", FailureKind.SERVER_ERROR, f"{engine.url} answered {response.status}"))
+
+
+async def run_decode_leg(
+    session: aiohttp.ClientSession,
+    engine: Engine,
+    path: str,
+    *,
+    headers: list[Header],
+    body: bytes,
+    first_token_timeout_seconds: float | None,
+) -> DecodeAnswered | DecodeFailed:
+    """D's leg up to its first bytes (a stream) or to its end (everything else).
+
+    vLLM sends the head of a stream before it has scheduled the request, so the head proves nothing: until the first
+    bytes of the body the answer may still come from somewhere else. The caller owns the stream and closes it.
+    """
+    response: aiohttp.ClientResponse | None = None
+    try:
+        async with asyncio.timeout(first_token_timeout_seconds):
+            response = await session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False)
+            is_stream = response.status == 200 and response.content_type == "text/event-stream"
+            content = await (response.content.readany() if is_stream else response.read())
+    except (aiohttp.ClientError, OSError) as error:
+        if response is not None:
+            response.close()
+        return DecodeFailed(_failure("decode", engine, error))
+    except asyncio.CancelledError:
+        if response is not None:
+            response.close()
+        raise
+    if response.status == 200 and not content:
+        response.close()
+        return DecodeFailed(Failure("decode", FailureKind.UNREACHABLE, f"{engine.url} answered 200 and nothing else"))
+    kept = response_headers(response.headers.items())
+    if response.status >= 500:
+        headers_without_type = tuple(header for header in kept if header[0] != "content-type")
+        said = as_openai_error(response.status, content, leg="decode")
+        return DecodeAnswered(Whole(response.status, (*headers_without_type, JSON), said))
+    if is_stream:
+        return DecodeAnswered(Streamed(response.status, kept, content, _ResponseBytes(engine, response)))
+    return DecodeAnswered(Whole(response.status, kept, without_transfer_params(content)))
+
+
+async def abandon(leg: asyncio.Task[Any]) -> None:
+    """End a leg and its connection, whatever it is at; returns when both are gone."""
+    leg.cancel()
+    await asyncio.wait({leg})
+    if leg.cancelled():
+        return
+    if error := leg.exception():
+        logger.error("a leg ended in an unexpected error", exc_info=error)
+        return
+    match leg.result():
+        case DecodeAnswered(Streamed(rest=rest)):
+            rest.close()
+
+
+def _failure(leg: Leg, engine: Engine, error: Exception) -> Failure:
+    detail = f"{engine.url}: {_describe(error)}"
+    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+        # Slow is not gone: an engine with a long queue stays in service.
+        return Failure(leg, FailureKind.FIRST_TOKEN_TIMEOUT, f"{engine.url}: nothing came in time")
+    # Whoever refuses, resets or hangs up is gone for now; the watch finds out when it is back.
+    engine.mark_unready(_describe(error))
+    has_timed_out = isinstance(error, aiohttp.ConnectionTimeoutError)
+    return Failure(leg, FailureKind.CONNECT_TIMEOUT if has_timed_out else FailureKind.UNREACHABLE, detail)
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__

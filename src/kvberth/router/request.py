@@ -1,0 +1,183 @@
+"""From a client's body to the bodies of the two legs. Pure: bytes in, bytes out.
+
+The body is read one level deep and once. D gets the client's own bytes with one field put in front; P gets the fields
+that can shape the prompt, each as the client wrote it.
+
+The lists below follow vLLM's `CompletionRequest` and `ChatCompletionRequest` (0.32 and 0.33). A field that they do not
+name stays in P's body: a field that is sent needlessly costs nothing, one that is left out needlessly can give P
+another prompt than D, and with it a KV cache that belongs to other tokens.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from kvberth.router.errors import RouterError
+
+__all__ = ["ClientRequest", "Endpoint", "parse_request", "take_transfer_params", "without_transfer_params"]
+
+_TRANSFER_FIELD = "kv_transfer_params"
+
+
+class Endpoint(StrEnum):
+    """The paths that generate text."""
+
+    COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
+
+
+# Not for P, whose single token is thrown away. Kept on purpose, because a renderer may write it into the prompt:
+# messages, prompt, tools, tool_choice, response_format (in chat), reasoning_effort, documents, every chat_template and
+# multi-modal field, truncation, special tokens, cache_salt, model, priority.
+_NOT_FOR_ANY_PREFILL = frozenset(
+    {
+        # how the answer is sent
+        *("stream", "stream_options", "stream_interval"),
+        # what the answer shows beside its text
+        *("logprobs", "top_logprobs", "logprob_token_ids", "echo", "return_tokens_as_token_ids", "return_token_ids"),
+        *("return_prompt_text", "return_token_offsets", "routed_experts_prompt_start"),
+        # how many answers; P prefills once for all of them
+        *("n", "best_of"),
+        # where the answer ends: P's ends after one token, and a minimum above that is an error
+        *("max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
+        *("include_stop_str_in_output", "thinking_token_budget", "repetition_detection"),
+        # which tokens may come: grammars take long to compile and a per-request seed slows the batch
+        *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("guided_decoding_backend", "guided_whitespace_pattern"),
+        *("logit_bias", "allowed_token_ids", "bad_words", "seed", "watermarking"),
+        *("temperature", "top_p", "top_k", "min_p", "length_penalty"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        # how the answer's tokens become text
+        *("skip_special_tokens", "spaces_between_special_tokens"),
+    }
+)
+# Some chat templates (Kimi, Cohere) write `response_format` into the prompt. A completion's prompt is what it is.
+_NOT_FOR_PREFILL = {
+    Endpoint.CHAT: _NOT_FOR_ANY_PREFILL,
+    Endpoint.COMPLETIONS: _NOT_FOR_ANY_PREFILL | {"response_format"},
+}
+_ABSENT_VALUES = (b"null", b"false")
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class ClientRequest:
+    """One request as the client sent it.
+
+    `obstacle` says why it cannot be split (a word for a header and a metric), or is None. `num_consumers` is how many
+    sequences of D will load the prompt's KV.
+    """
+
+    __slots__ = ("_body", "_fields", "endpoint", "is_streamed", "num_consumers", "obstacle")
+
+    def __init__(self, endpoint: Endpoint, body: bytes, fields: dict[str, msgspec.Raw]) -> None:
+        self.endpoint = endpoint
+        self.is_streamed = _is_set(fields, "stream")
+        self.num_consumers, self.obstacle = _consumers(fields)
+        self.obstacle = self.obstacle or _obstacle(endpoint, fields)
+        self._body = body
+        self._fields = fields
+
+    def prefill_body(self, transfer_params: bytes) -> bytes:
+        """P's body: the fields that shape the prompt, one token, no stream."""
+        dropped = _NOT_FOR_PREFILL[self.endpoint]
+        kept: dict[str, object] = {name: value for name, value in self._fields.items() if name not in dropped}
+        kept["max_tokens"] = 1
+        if self.endpoint is Endpoint.CHAT:
+            kept["max_completion_tokens"] = 1
+        kept["stream"] = False
+        kept[_TRANSFER_FIELD] = msgspec.Raw(transfer_params)
+        return msgspec.json.encode(kept)
+
+    def decode_body(self, transfer_params: bytes | None) -> bytes:
+        """D's body: the client's own bytes, with the transfer's parameters in front, or unchanged without any."""
+        if transfer_params is None:
+            return self._body
+        separator = b"," if self._fields else b""
+        after_brace = self._body.index(b"{") + 1
+        return b"".join((b'{"kv_transfer_params":', transfer_params, separator, self._body[after_brace:]))
+
+
+def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
+    """Read a client's body; raises `RouterError` (400) that says what is wrong and where."""
+    try:
+        fields = _fields_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise RouterError(400, "The request body must be a JSON object.", code="not_an_object") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RouterError(400, f"The request body is not valid JSON: {error}.", code="malformed_json") from error
+    if _TRANSFER_FIELD in fields or _TRANSFER_FIELD in _names_of(fields.get("vllm_xargs")):
+        # A client that could name the peer of a transfer could send other people's KV anywhere.
+        raise RouterError(
+            400, f"{_TRANSFER_FIELD} is set by the router; leave it out.", code="reserved_field", param=_TRANSFER_FIELD
+        )
+    return ClientRequest(endpoint, body, fields)
+
+
+def take_transfer_params(prefill_answer: bytes) -> bytes | None:
+    """The transfer's parameters in the JSON that P answered, unchanged; None if there are none."""
+    try:
+        value = _fields_decoder.decode(prefill_answer).get(_TRANSFER_FIELD)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if value is None or bytes(value) == b"null" else bytes(value)
+
+
+def without_transfer_params(answer: bytes) -> bytes:
+    """D's JSON answer without the parameters that are none of the client's business; everything else as it was."""
+    if b'"kv_transfer_params"' not in answer:
+        return answer
+    try:
+        fields = _fields_decoder.decode(answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return answer
+    fields.pop(_TRANSFER_FIELD, None)
+    return msgspec.json.encode(fields)
+
+
+def _is_set(fields: dict[str, msgspec.Raw], name: str) -> bool:
+    # vLLM reads "true", 1 and "yes" as true as well. What is neither absent nor false counts as set: the price of
+    # being wrong is a request that is served undivided.
+    value = fields.get(name)
+    return value is not None and bytes(value) not in _ABSENT_VALUES
+
+
+def _consumers(fields: dict[str, msgspec.Raw]) -> tuple[int, str | None]:
+    value = bytes(fields.get("n", b"null"))
+    if value == b"null":
+        return 1, None
+    if value.isdigit() and len(value) < 10 and int(value) > 0:
+        return int(value), None
+    return 1, "n_not_a_count"
+
+
+def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
+    if bytes(fields.get("prompt_logprobs", b"null")) != b"null":
+        return "prompt_logprobs"
+    if _is_set(fields, "use_beam_search"):
+        return "beam_search"
+    # In chat vLLM takes the number of prompt logprobs from `top_logprobs`, which is 0 and not none by default.
+    if _is_set(fields, "echo") and (endpoint is Endpoint.CHAT or bytes(fields.get("logprobs", b"null")) != b"null"):
+        return "echo_logprobs"
+    if endpoint is Endpoint.COMPLETIONS:
+        prompts = _number_of_prompts(fields.get("prompt")) + _number_of_prompts(fields.get("prompt_embeds"))
+        if prompts > 1:
+            return "several_prompts"
+    return None
+
+
+def _number_of_prompts(value: msgspec.Raw | None) -> int:
+    text = b"null" if value is None else bytes(value)
+    if text == b"null":
+        return 0
+    if not text.startswith(b"["):
+        return 1
+    if text[1:].lstrip()[:1] not in (b'"', b"["):
+        return 1  # token ids: one prompt, however long
+    return len(msgspec.json.decode(text, type=list[msgspec.Raw]))
+
+
+def _names_of(value: msgspec.Raw | None) -> frozenset[str]:
+    try:
+        return frozenset(_fields_decoder.decode(b"{}" if value is None else value))
+    except msgspec.MsgspecError:
+        return frozenset()

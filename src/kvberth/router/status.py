@@ -1,0 +1,99 @@
+"""The endpoints that generate nothing: health, metrics, models, version."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+import aiohttp
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvberth import __version__
+from kvberth.router.engines import Engine
+from kvberth.router.errors import RouterError
+from kvberth.router.exchange import Service
+from kvberth.router.headers import REQUEST_ID, request_headers, response_headers
+
+__all__ = ["status_routes"]
+
+Health = Literal["ok", "degraded", "unavailable"]
+
+_MODELS_PATIENCE_SECONDS = 10.0
+
+
+class _EngineStatus(msgspec.Struct):
+    url: str
+    ready: bool
+    in_flight: int
+    problem: str | None
+    engine_id: str | None
+
+
+class _RouterStatus(msgspec.Struct):
+    status: Health
+    prefill: list[_EngineStatus]
+    decode: list[_EngineStatus]
+
+
+def status_routes(get_service: Callable[[], Service]) -> list[Route]:
+    async def health(_request: Request) -> Response:
+        fleet = get_service().fleet
+        status = _RouterStatus(
+            status=_health(fleet.prefill, fleet.decode),
+            prefill=[_describe(engine) for engine in fleet.prefill],
+            decode=[_describe(engine) for engine in fleet.decode],
+        )
+        code = 503 if status.status == "unavailable" else 200
+        return Response(msgspec.json.encode(status), code, media_type="application/json")
+
+    async def metrics(_request: Request) -> Response:
+        return Response(get_service().metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def models(request: Request) -> Response:
+        service = get_service()
+        engine = service.fleet.choose_decode() or service.fleet.choose_prefill()
+        if engine is None:
+            raise RouterError(503, "No engine is ready to say what it serves.", code="no_engine", retry_after_seconds=1)
+        headers = request_headers(request.headers.items(), request.scope[REQUEST_ID])
+        try:
+            async with (
+                asyncio.timeout(_MODELS_PATIENCE_SECONDS),
+                service.session.get(f"{engine.url}/v1/models", headers=headers) as answer,
+            ):
+                body = await answer.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise RouterError(502, "The engine did not say what it serves.", code="engine_failed") from error
+        return Response(body, answer.status, headers=dict(response_headers(answer.headers.items())))
+
+    async def version(_request: Request) -> Response:
+        return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+
+    async def ping(_request: Request) -> Response:
+        return Response()
+
+    return [
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/v1/models", models),
+        Route("/version", version),
+        Route("/ping", ping, methods=["GET", "POST"]),
+    ]
+
+
+def _health(prefill: list[Engine], decode: list[Engine]) -> Health:
+    if not any(engine.is_ready for engine in decode):
+        return "unavailable"
+    return "ok" if any(engine.is_ready for engine in prefill) else "degraded"
+
+
+def _describe(engine: Engine) -> _EngineStatus:
+    return _EngineStatus(
+        url=engine.url,
+        ready=engine.is_ready,
+        in_flight=engine.in_flight,
+        problem=engine.problem,
+        engine_id=engine.info.engine_id if engine.info else None,
+    )

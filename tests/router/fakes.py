@@ -1,0 +1,317 @@
+"""Fake engines and a router between them: real HTTP on real sockets, all in the test's own event loop."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvberth.router import RouterConfig, create_app
+
+Behaviour = Callable[["Seen", Send], Awaitable[None]]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass
+class Seen:
+    """One generation request as an engine saw it."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    was_aborted: bool = False
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.body)
+
+    @property
+    def transfer(self) -> dict[str, Any] | None:
+        return self.json.get("kv_transfer_params")
+
+
+@dataclass
+class FakeEngine:
+    """A vLLM server that behaves as the test says; `behave` answers generation requests."""
+
+    role: str
+    behave: Behaviour
+    engine_id: str = "engine-0"
+    is_healthy: bool = True
+    says_who_it_is: bool = True
+    port: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/health":
+                await send_whole(send, 200 if self.is_healthy else 503, b"")
+            case "/metrics":
+                await send_whole(send, 200, self.metrics_text().encode())
+            case "/v1/models":
+                await send_whole(send, 200, b'{"object":"list","data":[{"id":"%s"}]}' % self.engine_id.encode())
+            case _:
+                await self._generate(scope, receive, send)
+
+    def metrics_text(self) -> str:
+        ours = (
+            f'kvberth:engine_info{{role="{self.role}",engine_id="{self.engine_id}",control_host="10.0.0.9",'
+            'control_port="14579",tp_size="1",transfer_mode="push",model_name="m",engine="0"} 1\n'
+        )
+        return 'vllm:num_requests_running{engine="0"} 0\n' + (ours if self.says_who_it_is else "")
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        seen = Seen(scope["path"], headers, body)
+        self.seen.append(seen)
+        self.arrived.set()
+        work = asyncio.ensure_future(self.behave(seen, send))
+        gone = asyncio.ensure_future(receive())
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            seen.was_aborted = True
+            self.aborted.set()
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.wait({work, gone})
+        if not work.cancelled():
+            work.result()
+
+
+async def send_whole(send: Send, status: int, body: bytes, content_type: str = "application/json") -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def answers(payload: object, status: int = 200, *, after: asyncio.Event | None = None) -> Behaviour:
+    """Answer with JSON, once `after` is set."""
+
+    async def behave(_seen: Seen, send: Send) -> None:
+        if after is not None:
+            await after.wait()
+        await send_whole(send, status, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
+
+    return behave
+
+
+def streams(*chunks: bytes, after: asyncio.Event | None = None, then: Behaviour | None = None) -> Behaviour:
+    """Stream server-sent events as vLLM does: the head at once, the chunks once `after` is set, then the end."""
+
+    async def behave(seen: Seen, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if after is not None:
+            await after.wait()
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await asyncio.sleep(0)
+        if then is not None:
+            await then(seen, send)
+        await send({"type": "http.response.body", "body": b""})
+
+    return behave
+
+
+async def hangs(_seen: Seen, _send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+async def dies(_seen: Seen, _send: Send) -> None:
+    """The server hangs up in the middle of the response."""
+    await asyncio.sleep(0.02)
+    raise ConnectionResetError("the fake engine dies")
+
+
+def streams_on(*chunks: bytes, after: asyncio.Event) -> Behaviour:
+    """Go on with a stream that has begun."""
+
+    async def behave(_seen: Seen, send: Send) -> None:
+        await after.wait()
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    return behave
+
+
+def half_answer(half: bytes) -> Behaviour:
+    """Announce more than is sent, and hang up."""
+
+    async def behave(seen: Seen, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": half, "more_body": True})
+        await dies(seen, send)
+
+    return behave
+
+
+def hangs_on_transfer(otherwise: Behaviour, *, unless_from: str = "nobody") -> Behaviour:
+    """A decode worker that waits for blocks that do not come, unless they come from the engine `unless_from`."""
+
+    async def behave(seen: Seen, send: Send) -> None:
+        waits = seen.transfer is not None and seen.transfer["remote_engine_id"] != unless_from
+        await (hangs if waits else otherwise)(seen, send)
+
+    return behave
+
+
+P_PARAMS = {"do_remote_prefill": True, "transfer_id": "from-p", "remote_engine_id": "p", "remote_port": 1}
+P_ANSWER = {"id": "p", "choices": [], "kv_transfer_params": P_PARAMS}
+D_ANSWER = {"id": "d", "choices": [{"index": 0, "text": "hello"}], "usage": {"total_tokens": 3}}
+
+
+async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for something that gives no sign of itself."""
+    async with asyncio.timeout(5):
+        while True:
+            answer = is_so()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            await asyncio.sleep(0.005)
+
+
+class QuickServer(uvicorn.Server):
+    """uvicorn looks ten times a second whether it should end; a few hundred of them would take their time."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.may_end = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.may_end.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await until(lambda: not self.server_state.connections and not self.server_state.tasks)
+        await self.lifespan.shutdown()
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[int]:
+    """Serve `app` for as long as the context is open; gives the port."""
+    # With the protocol named, asyncio turns Nagle off; without, every answer in two writes is 40 ms late.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        server = QuickServer(uvicorn.Config(app, log_config=None, ws="none"))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started or task.done())
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.may_end.set()
+            await task
+
+
+@dataclass
+class Client:
+    """A client of the router under test."""
+
+    url: str
+    session: aiohttp.ClientSession
+
+    def post(self, body: object, path: str = COMPLETIONS, **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"content-type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        return self.session.post(self.url + path, data=BytesIO(data), headers=sent)
+
+    def get(self, path: str) -> Any:
+        return self.session.get(self.url + path)
+
+    async def metric(self, name: str) -> float:
+        """The value of one line of the router's /metrics, 0 if it is not there."""
+        async with self.get("/metrics") as response:
+            for line in (await response.text()).splitlines():
+                if line.startswith(name + " "):
+                    return float(line.rpartition(" ")[2])
+        return 0.0
+
+    async def health(self) -> dict[str, Any]:
+        async with self.get("/health") as response:
+            return await response.json() | {"code": response.status}
+
+    async def text(self, body: object, **headers: str) -> str:
+        async with self.post(body, **headers) as response:
+            return await response.text()
+
+    async def until_problem(self, text: str, role: str = "decode") -> None:
+        await until(lambda: self._says(role, text))
+
+    async def until_idle(self) -> None:
+        await until(self._is_idle)
+
+    async def until_healthy(self, status: str = "ok") -> None:
+        await until(lambda: self._is(status))
+
+    async def _says(self, role: str, text: str) -> bool:
+        return text in ((await self.health())[role][0]["problem"] or "")
+
+    async def _is_idle(self) -> bool:
+        return await self.metric("kvberth_router_requests_in_flight") == 0
+
+    async def _is(self, status: str) -> bool:
+        return (await self.health())["status"] == status
+
+
+class Site:
+    """Starts engines and routers for one test and ends them with it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def prefill(self, behave: Behaviour | None = None, **settings: Any) -> FakeEngine:
+        settings.setdefault("engine_id", "p")
+        return await self._start(FakeEngine("kv_producer", behave or answers(P_ANSWER), **settings))
+
+    async def decode(self, behave: Behaviour | None = None, **settings: Any) -> FakeEngine:
+        settings.setdefault("engine_id", "d")
+        return await self._start(FakeEngine("kv_consumer", behave or answers(D_ANSWER), **settings))
+
+    async def router(
+        self, prefill: list[FakeEngine | str], decode: list[FakeEngine | str], *, wait_for: str = "ok", **settings: Any
+    ) -> Client:
+        settings.setdefault("health_interval_seconds", 0.05)
+        config = RouterConfig(
+            prefill=tuple(each if isinstance(each, str) else each.url for each in prefill),
+            decode=tuple(each if isinstance(each, str) else each.url for each in decode),
+            **settings,
+        )
+        port = await self._stack.enter_async_context(listening(create_app(config)))
+        session = await self._stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        client = Client(f"http://127.0.0.1:{port}", session)
+        await client.until_healthy(wait_for)
+        await until(lambda: self._all_were_heard_from(client))
+        return client
+
+    async def _all_were_heard_from(self, client: Client) -> bool:
+        health = await client.health()
+        return all(engine["problem"] != "not heard from yet" for engine in health["prefill"] + health["decode"])
+
+    async def _start(self, engine: FakeEngine) -> FakeEngine:
+        engine.port = await self._stack.enter_async_context(listening(engine))
+        return engine

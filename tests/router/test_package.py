@@ -1,0 +1,51 @@
+"""What the package promises about itself."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvberth.router
+
+PURE = ("answer", "config", "engines", "errors", "headers", "life", "request", "transfer")
+NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def modules():
+    return sorted(Path(kvberth.router.__file__).parent.glob("*.py"))
+
+
+def test_public_surface():
+    """What others may use."""
+    assert sorted(kvberth.router.__all__) == ["Mode", "RouterConfig", "create_app", "serve"]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_decisions_do_no_io(name):
+    """Neither they nor what they import of ours looks at a clock, a socket or a loop."""
+    path = Path(kvberth.router.__file__).with_name(f"{name}.py")
+    imported = set(imports_of(path))
+    assert not {each.partition(".")[0] for each in imported} & NOT_IN_PURE
+    ours = {each.removeprefix("kvberth.router.") for each in imported if each.startswith("kvberth.")}
+    assert ours <= set(PURE)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.stem)
+def test_the_router_stands_alone(path):
+    """It knows nothing of vLLM, NIXL or the connector: it runs where none of them is installed."""
+    allowed = {"aiohttp", "kvberth", "msgspec", "prometheus_client", "starlette", "uvicorn"} | sys.stdlib_module_names
+    imported = set(imports_of(path))
+    assert {each.partition(".")[0] for each in imported} <= allowed
+    assert all(
+        each in ("kvberth", "kvberth.router") or not each.startswith("kvberth.") or each.startswith("kvberth.router.")
+        for each in imported
+    )

@@ -1,0 +1,65 @@
+"""The router as the process that people run: uvloop, httptools, signals."""
+
+import asyncio
+import signal
+import socket
+import sys
+
+import aiohttp
+import pytest
+
+from .fakes import Client, hangs, streams
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"prompt": "hi", "stream": True}
+EVENT = b'data: {"choices":[]}\n\n'
+PROGRAM = """
+import sys
+from kvberth.router import RouterConfig, serve
+serve(RouterConfig(prefill=(sys.argv[1],), decode=(sys.argv[2],), port=int(sys.argv[3]), health_interval_seconds=0.05))
+"""
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+async def until_it_listens(port):
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                await writer.wait_closed()
+                return
+
+
+async def test_serve_streams_aborts_and_stops(site):
+    """One life of the process: a stream, a client that goes, SIGTERM, a quiet end."""
+    prefill, decode = await site.prefill(), await site.decode(streams(EVENT, then=hangs))
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, prefill.url, decode.url, str(port), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        await until_it_listens(port)
+        async with aiohttp.ClientSession() as session:
+            client = Client(f"http://127.0.0.1:{port}", session)
+            await client.until_healthy()
+            async with asyncio.timeout(5):
+                async with client.post(PROMPT) as response:
+                    assert await response.content.readany() == EVENT
+                    assert "server" not in response.headers
+                await decode.aborted.wait()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            _, errors = await process.communicate()
+    assert errors == b""
+    assert process.returncode == -signal.SIGTERM  # uvicorn raises it again when all is closed

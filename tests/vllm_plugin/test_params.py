@@ -1,0 +1,128 @@
+"""`kv_transfer_params` and the connector's settings: what users and routers may write."""
+
+import pytest
+
+from kvberth.protocol import TransferKey, TransferMode
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvberth.vllm_plugin.params import ParamsError, TransferParams, external_request_id, prompt_digest
+from kvberth.vllm_plugin.settings import ConnectorSettings, SettingsError, is_loopback
+
+
+def test_what_vllm_s_own_connector_sends_is_understood():
+    """A sequential router that knows nothing of kvberth: P's answer goes to D as it is, with fields that we ignore."""
+    params = TransferParams.parse({
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "P",
+        "remote_host": "10.0.0.1",
+        "remote_port": 14579,
+        "remote_request_id": "cmpl-1-0-aabbccdd",
+        "remote_block_ids": [[1, 2]],
+        "tp_size": 1,
+        "dcp_size": 1,
+    })  # fmt: skip
+    assert params.key("cmpl-other") == TransferKey("cmpl-1-0-aabbccdd")
+
+
+def test_what_vllm_router_sends_to_the_prefill_worker_is_understood():
+    """The remote fields are null there."""
+    nulls = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+    params = TransferParams.parse({"do_remote_decode": True, "do_remote_prefill": False, **nulls})
+    assert params.keys("cmpl-7-0-00112233") == (TransferKey("cmpl-7-0"),)
+
+
+def test_without_a_transfer_id_both_legs_share_the_request_id():
+    """A concurrent router that sends one `X-Request-Id` to both."""
+    producer = TransferParams.parse({"do_remote_decode": True})
+    consumer = TransferParams.parse({"do_remote_prefill": True, "remote_host": "h", "remote_port": 1})
+    assert producer.keys("cmpl-7-0-00112233") == (consumer.key("cmpl-7-0-ffeeddcc"),)
+
+
+def test_several_choices_have_a_transfer_each():
+    """With n = 3, vLLM's children are told apart by their prefix."""
+    params = TransferParams.parse({"do_remote_decode": True, "transfer_id": "t", "num_consumers": 3})
+    assert params.keys("cmpl-7") == (TransferKey("t", 0), TransferKey("t", 1), TransferKey("t", 2))
+    assert params.key("2_cmpl-7-0-00112233") == TransferKey("t", 2)
+
+
+def test_a_single_choice_is_never_taken_for_a_child():
+    """A request id that a client made up may begin like a child's."""
+    params = TransferParams.parse({"do_remote_decode": True, "transfer_id": "t"})
+    assert params.key("2_my-own-id") == TransferKey("t", 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"attempt": -1}, "attempt must be 0 or more, not -1"),
+        ({"num_consumers": 0}, "num_consumers must be 1 to 1024, not 0"),
+        ({"num_consumers": 5000}, "num_consumers must be 1 to 1024, not 5000"),
+        ({"transfer_mode": "shove"}, r"Invalid enum value 'shove' - at `\$.transfer_mode`"),
+        ({"do_remote_prefill": True}, "needs remote_host and remote_port"),
+        ({"transfer_id": 5}, r"Expected `str \| null`, got `int` - at `\$.transfer_id`"),
+    ],
+)
+def test_bad_parameters_are_named(params, text):
+    """The error says which field and what would be right."""
+    with pytest.raises(ParamsError, match=text):
+        TransferParams.parse(params)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "external"),
+    [
+        ("cmpl-a-0-0123abcd", "cmpl-a-0"),
+        ("my-id", "my-id"),
+        ("chatcmpl-x-0123abcd", "chatcmpl-x"),
+        ("a-0123ABCD", "a-0123ABCD"),
+    ],
+)
+def test_external_id_drops_only_vllm_s_suffix(request_id, external):
+    """Eight lower-case hexadecimal digits at the end are vLLM's."""
+    assert external_request_id(request_id) == external
+
+
+def test_digest_depends_on_all_that_the_kv_depends_on():
+    """Tokens, their order, the adapter, the images."""
+    digests = {
+        prompt_digest([1, 2, 3]),
+        prompt_digest([3, 2, 1]),
+        prompt_digest([1, 2, 3], "adapter"),
+        prompt_digest([1, 2, 3], "", "adapter"),
+        prompt_digest([1, 2]),
+    }
+    assert len(digests) == 5
+    assert prompt_digest([1, 2, 3]) == prompt_digest([1, 2, 3])
+    assert len(prompt_digest([])) == 16
+
+
+def test_settings_have_defaults():
+    """Nothing needs to be set."""
+    settings = ConnectorSettings.from_extra_config({})
+    assert settings.transfer_mode is TransferMode.PUSH
+    assert settings.timing.lease_seconds == 30.0
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"transfer_mod": "push"}, "unknown field `transfer_mod`; the settings are transfer_mode, control_host"),
+        ({"transfer_mode": "both"}, "Invalid enum value 'both'"),
+        ({"lease_seconds": 0}, "lease_seconds must be above 0"),
+        ({"deadline_seconds": "soon"}, "Expected `float`, got `str`"),
+    ],
+)
+def test_bad_settings_are_named(config, text):
+    """A typing error does not become a default."""
+    with pytest.raises(SettingsError, match=text):
+        ConnectorSettings.from_extra_config(config)
+
+
+@pytest.mark.parametrize(
+    ("host", "answer"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("node-7", False)]
+)
+def test_loopback(host, answer):
+    """Anything else needs a warning."""
+    assert is_loopback(host) is answer

@@ -1,0 +1,211 @@
+"""The scheduler's half, with requests that have what vLLM's have."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.v1.request import RequestStatus
+
+from kvberth.mover import AbortRequest, AnnouncePrefill, AwaitRequest, DeclineRequest, EndPrefill, FinishPrefill
+from kvberth.protocol import Reason, TransferKey, TransferMode
+from kvberth.protocol.events import PrefillFinished
+from kvberth.vllm_plugin.meta import TransferOutcome, WorkerMeta
+from kvberth.vllm_plugin.scheduler_side import SchedulerSide
+from kvberth.vllm_plugin.settings import ConnectorSettings
+
+
+@dataclass
+class FakeRequest:
+    """A request of 40 tokens: three blocks of 16."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any] | None
+    prompt_token_ids: list[int] | None = field(default_factory=lambda: list(range(40)))
+    status: RequestStatus = RequestStatus.RUNNING
+    num_computed_tokens: int = 0
+    num_prompt_tokens: int = 40
+    lora_request: None = None
+    cache_salt: str | None = None
+    mm_features: tuple[()] = ()
+
+
+TO_PREFILL = {"do_remote_decode": True, "transfer_id": "t-1"}
+TO_DECODE = {"do_remote_prefill": True, "transfer_id": "t-1", "remote_host": "P", "remote_port": 7000}
+KEY = TransferKey("t-1")
+
+
+def make(role: str, **settings: Any) -> SchedulerSide:
+    return SchedulerSide(
+        ConnectorSettings(**settings),
+        block_size=16,
+        is_producer=role != "consumer",
+        is_consumer=role != "producer",
+        engine_id="engine",
+        host="127.0.0.1",
+        port=7000,
+        tp_size=1,
+    )
+
+
+def finished_prefill(side: SchedulerSide, params: dict[str, Any] = TO_PREFILL) -> tuple[bool, dict[str, Any] | None]:
+    request = FakeRequest("p-1", dict(params))
+    side.arrived(request)
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    request.num_computed_tokens = 40
+    return side.finished(request, [5, 6, 7, 8])
+
+
+def test_prefill_keeps_its_blocks_and_tells_where_it_is():
+    """The response is what a decode worker needs; the fourth block, of the generated token, stays out."""
+    side = make("producer")
+    keep, params = finished_prefill(side)
+    assert keep
+    announced, finish = side.take_commands()
+    assert isinstance(announced, AnnouncePrefill)
+    assert finish == FinishPrefill((KEY,), PrefillFinished((5, 6, 7)))
+    assert params["transfer_id"] == "t-1"
+    assert params["transfer_mode"] == "push"
+    assert (params["remote_host"], params["remote_port"], params["do_remote_prefill"]) == ("127.0.0.1", 7000, True)
+
+
+def test_what_prefill_answers_is_what_decode_understands():
+    """A sequential router passes it on unchanged."""
+    _, params = finished_prefill(make("producer", transfer_mode=TransferMode.PULL))
+    side = make("consumer")
+    request = FakeRequest("d-1", params)
+    assert side.tokens_to_load(request, 16) == 24
+    side.allocated(request, [1, 2, 3], 24)
+    (command,) = side.take_commands()
+    assert isinstance(command, AwaitRequest)
+    assert (command.key, command.host, command.port) == (KEY, "127.0.0.1", 7000)
+    assert (command.event.mode, command.event.first_token, command.event.blocks) == (TransferMode.PULL, 16, (2, 3))
+
+
+def test_both_workers_make_the_same_digest():
+    """Of the same prompt; of another one they do not."""
+    producer, consumer = make("producer"), make("consumer")
+    producer.arrived(FakeRequest("p-1", dict(TO_PREFILL)))
+    consumer.allocated(FakeRequest("d-1", dict(TO_DECODE)), [1, 2, 3], 40)
+    other = make("consumer")
+    other.allocated(FakeRequest("d-1", dict(TO_DECODE), prompt_token_ids=[9] * 40), [1, 2, 3], 40)
+    (announced,), (waiting,), (stranger,) = producer.take_commands(), consumer.take_commands(), other.take_commands()
+    assert announced.event.prompt_digest == waiting.event.prompt_digest != stranger.event.prompt_digest
+
+
+def test_aborted_prefill_keeps_its_blocks_until_the_mover_lets_go():
+    """The answer says nothing, since there is nothing to fetch."""
+    side = make("producer")
+    request = FakeRequest("p-1", dict(TO_PREFILL))
+    side.arrived(request)
+    request.status = RequestStatus.FINISHED_ABORTED
+    assert side.finished(request, [5]) == (True, None)
+    assert isinstance(side.take_commands()[-1], EndPrefill)
+
+
+def test_released_transfer_id_can_be_used_again():
+    """As long as it is live, a second request with it takes no part."""
+    side = make("producer")
+    finished_prefill(side)
+    second = FakeRequest("p-2", dict(TO_PREFILL))
+    side.take_commands()
+    side.arrived(second)
+    assert side.take_commands() == []
+    side.ended({"p-1"}, set(), {})
+    side.arrived(FakeRequest("p-3", dict(TO_PREFILL)))
+    assert len(side.take_commands()) == 1
+
+
+def test_local_prefix_of_the_whole_prompt_declines():
+    """vLLM gives no external tokens, for a full hit or for prompt logprobs: P is told, nobody waits."""
+    side = make("consumer")
+    request = FakeRequest("d-1", dict(TO_DECODE))
+    side.allocated(request, [1, 2, 3], 0)
+    (command,) = side.take_commands()
+    assert isinstance(command, DeclineRequest)
+    assert command.event.reason is Reason.NOT_NEEDED
+    assert side.finished(request, [1, 2, 3]) == (False, None)
+
+
+def test_abort_while_waiting_is_passed_on():
+    """vLLM keeps the blocks; the mover reports the request when they are safe."""
+    side = make("consumer")
+    request = FakeRequest("d-1", dict(TO_DECODE))
+    side.allocated(request, [1, 2, 3], 40)
+    side.take_commands()
+    assert side.finished(request, [1, 2, 3]) == (False, None)
+    assert side.take_commands() == [AbortRequest(KEY)]
+    side.ended(set(), {"d-1"}, {"d-1": TransferOutcome(False, "consumer_gone", "")})
+
+
+def test_rejected_before_it_was_given_blocks_frees_the_prefill_worker():
+    """The decode worker's front end refuses the request after P has begun."""
+    side = make("consumer")
+    request = FakeRequest("d-1", dict(TO_DECODE), status=RequestStatus.FINISHED_ABORTED)
+    assert side.finished(request, []) == (False, None)
+    (command,) = side.take_commands()
+    assert isinstance(command, DeclineRequest)
+    assert command.event.reason is Reason.CONSUMER_GONE
+
+
+def test_retry_computes_locally():
+    """After a failed load, or preemption, the request asks nobody any more."""
+    side = make("consumer")
+    request = FakeRequest("d-1", dict(TO_DECODE))
+    side.allocated(request, [1, 2, 3], 40)
+    side.ended(set(), {"d-1"}, {"d-1": TransferOutcome(False, "peer_lost", "silent for 3.0 s")})
+    side.take_commands()
+    assert side.tokens_to_load(request, 0) == 0
+    side.allocated(request, [1, 2, 3], 0)
+    assert side.take_commands() == []
+    expected = {"transfer": {"ok": False, "reason": "peer_lost", "detail": "silent for 3.0 s"}}
+    assert side.finished(request, [1, 2, 3]) == (False, expected)
+
+
+def test_second_request_of_a_live_transfer_computes_locally():
+    """Two prompts of one batch share the parameters; one takes part, the other is served all the same."""
+    side = make("consumer")
+    side.allocated(FakeRequest("d-1", dict(TO_DECODE)), [1, 2, 3], 40)
+    assert side.tokens_to_load(FakeRequest("d-2", dict(TO_DECODE)), 0) == 0
+
+
+@pytest.mark.parametrize(("role", "params"), [("producer", TO_DECODE), ("consumer", TO_PREFILL)])
+def test_wrong_role_is_served_without_a_handoff(role, params):
+    """A router that mixes up its engines gets answers, and the log says what is wrong."""
+    side = make(role)
+    request = FakeRequest("r-1", dict(params))
+    side.arrived(request)
+    assert side.tokens_to_load(request, 0) == 0
+    side.allocated(request, [1, 2, 3], 0)
+    assert side.take_commands() == []
+    assert side.finished(request, [1, 2, 3]) == (False, None)
+
+
+@pytest.mark.parametrize("params", [{"do_remote_prefill": True}, {"do_remote_decode": True, "attempt": "x"}])
+def test_unusable_parameters_are_served_without_a_handoff(params):
+    """And logged, once."""
+    side = make("both")
+    request = FakeRequest("r-1", dict(params))
+    side.arrived(request)
+    assert side.tokens_to_load(request, 0) == 0
+    assert request.kv_transfer_params is None
+
+
+def test_requests_without_parameters_are_none_of_our_business():
+    """An engine with the connector serves ordinary requests."""
+    side = make("both")
+    request = FakeRequest("r-1", None)
+    side.arrived(request)
+    side.allocated(request, [1], 0)
+    assert side.finished(request, [1]) == (False, None)
+    assert side.take_commands() == []
+
+
+def test_failure_of_any_rank_is_the_request_s():
+    """Two ranks report; one has failed."""
+    well = WorkerMeta({"d-1": TransferOutcome(True, "none", "")})
+    badly = WorkerMeta({"d-1": TransferOutcome(False, "transport", "link down")})
+    assert well.aggregate(badly).outcomes["d-1"].ok is False
+    assert badly.aggregate(well).outcomes["d-1"].ok is False
