@@ -9,6 +9,7 @@ import time
 import uuid
 
 import numpy as np
+from tests.mover.rig import FINGERPRINT
 
 from kvberth.layout import Region
 from kvberth.mover import AnnouncePrefill, FinishPrefill, Mover
@@ -16,7 +17,6 @@ from kvberth.protocol import EngineCard, Timing, TransferKey
 from kvberth.protocol.events import PrefillAnnounced, PrefillFinished
 from kvberth.protocol.ids import RequestId
 from kvberth.transport.nixl import MemoryType, NixlTransport
-from tests.mover.rig import FINGERPRINT
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 4096
 TIMING = Timing(lease_seconds=5.0, heartbeat_seconds=0.4, silence_seconds=1.6, connect_seconds=1.5)

@@ -89,6 +89,7 @@ class Pair:
 
     timing: Timing = field(default_factory=Timing)
     now: float = 100.0
+    step_began: float | None = None
     log: list[Action] = field(default_factory=list)
     to_producer: list[Message] = field(default_factory=list)
     to_consumer: list[Message] = field(default_factory=list)
@@ -172,7 +173,7 @@ class Pair:
 
     def pass_time(self, seconds: float) -> "Pair":
         self.now += seconds
-        self._apply(self.producer.fire(self.now))
+        self._apply(self.producer.fire(self.now, self.now if self.step_began is None else self.step_began))
         self._apply(self.consumer.fire(self.now))
         return self
 

@@ -153,6 +153,26 @@ def test_request_that_never_reaches_the_producer_ends():
     assert pair.ends()[0] == ("producer", End.FAILED, Reason.PREFILL_NEVER_CAME)
 
 
+def test_long_step_of_the_producer_is_no_reason_to_give_up():
+    """P has been computing one step for a minute: it cannot know yet which requests have arrived meanwhile."""
+    pair = Pair()
+    pair.step_began = pair.now
+    pair.wait().deliver().pass_time(60.0).deliver()
+    assert pair.received() == []
+    pair.announce().finish_prefill().deliver().writes_done().deliver()
+    assert pair.received() == [("d-1", True)]
+
+
+def test_busy_producer_that_looks_and_finds_nothing_gives_up():
+    """A later step has taken in everything, and the request was not there."""
+    pair = Pair()
+    pair.step_began = pair.now
+    pair.wait().deliver().pass_time(60.0)
+    pair.step_began = pair.now
+    pair.pass_time(1.0).deliver()
+    assert pair.received() == [("d-1", False)]
+
+
 def test_lease_ends_on_its_tick():
     """Blocks that nobody asks for are released when their lease ends, not before."""
     pair = Pair().announce().finish_prefill().pass_time(Timing().lease_seconds - 0.01)
@@ -177,7 +197,7 @@ def test_all_expired_leases_are_freed_on_one_tick():
         producer.handle(key, announced(f"p-{number}"), 0.0)
     for number, key in reversed(list(enumerate(keys))):
         producer.handle(key, PrefillFinished((number,)), 0.0 if number else 5.0)
-    released = {each.request_id for each in producer.fire(10.0) if isinstance(each, ReleaseRequest)}
+    released = {each.request_id for each in producer.fire(10.0, 10.0) if isinstance(each, ReleaseRequest)}
     assert released == {"p-1", "p-2", "p-3", "p-4"}
     assert producer.next_deadline() == 15.0
 

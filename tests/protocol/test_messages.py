@@ -96,9 +96,16 @@ def test_any_bytes_decode_to_a_message_or_to_an_error_of_ours(payload):
 @given(st.binary(min_size=1, max_size=20), st.data())
 def test_damaged_registration_is_an_error_or_a_registration(noise, data):
     """The same for frames that are nearly right."""
-    frame = bytearray(encode(Register(
-        key=TransferKey("t"), attempt=0, mode=TransferMode.PUSH, first_token=0, num_tokens=16, prompt_digest=b"d" * 16, blocks=(1,)
-    )))  # fmt: skip
+    registration = Register(
+        key=TransferKey("t"),
+        attempt=0,
+        mode=TransferMode.PUSH,
+        first_token=0,
+        num_tokens=16,
+        prompt_digest=b"d" * 16,
+        blocks=(1,),
+    )
+    frame = bytearray(encode(registration))
     at = data.draw(st.integers(2, len(frame) - 1))
     frame[at : at + len(noise)] = noise
     try:

@@ -1,8 +1,9 @@
 """Hypothesis walks two machines through an adversarial world and looks for blocks that are freed too early.
 
-The world may deliver, drop, duplicate and reorder messages, let either side die and come back, end transfers well or badly, and
-let time pass. Invariants: D's blocks are not given back while P has a WRITE in flight, P's not while anything may touch
-them, each request is reported or released at most once, and once the world has calmed down every transfer has one end.
+The world may deliver, drop, duplicate and reorder messages, let either side die and come back, end transfers well or
+badly, and let time pass. Invariants: D's blocks are not given back while P has a WRITE in flight, P's not while
+anything may touch them, each request is reported or released at most once, and once the world has calmed down every
+transfer has one end.
 """
 
 from hypothesis import settings

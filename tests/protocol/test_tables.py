@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tools.state_diagrams import TARGET, page
 
 import kvberth.protocol
 from kvberth.protocol import Consumer, Producer, Reason, Timing, TransferKey
@@ -89,3 +90,8 @@ def test_core_is_free_of_io(package):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & forbidden, file.name
+
+
+def test_documented_states_are_those_of_the_tables():
+    """`docs/design/states.md` is up to date; `python tools/state_diagrams.py` makes it so."""
+    assert TARGET.read_text() == page()

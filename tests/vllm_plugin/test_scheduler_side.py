@@ -150,6 +150,17 @@ def test_rejected_before_it_was_given_blocks_frees_the_prefill_worker():
     assert command.event.reason is Reason.CONSUMER_GONE
 
 
+def test_rejected_parent_gives_up_the_transfers_of_all_its_children():
+    """With n = 3, P would hold its blocks for the other two until their lease ends."""
+    side = make("consumer")
+    rejected = FakeRequest("cmpl-1", {**TO_DECODE, "num_consumers": 3}, status=RequestStatus.FINISHED_ABORTED)
+    side.finished(rejected, [])
+    assert [command.key for command in side.take_commands()] == [TransferKey("t-1", index) for index in range(3)]
+    child = FakeRequest("1_cmpl-1", {**TO_DECODE, "num_consumers": 3}, status=RequestStatus.FINISHED_ABORTED)
+    side.finished(child, [])
+    assert [command.key for command in side.take_commands()] == [TransferKey("t-1", 1)]
+
+
 def test_retry_computes_locally():
     """After a failed load, or preemption, the request asks nobody any more."""
     side = make("consumer")

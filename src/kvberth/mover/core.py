@@ -95,12 +95,17 @@ class Core:
         """A frame from a producer that we dialled."""
         self._consuming.receive(address, frame, now)
 
-    def turn(self, now: float) -> None:
-        """Everything that time and the transport bring."""
+    def turn(self, now: float, last_look: float | None = None) -> None:
+        """Everything that time and the transport bring.
+
+        Args:
+            now: the time.
+            last_look: when the engine last took in new requests; None for an engine that is idle.
+        """
         self._last_turn = now
         if self.is_moving():
             self._transport.progress()
-        self._producing.turn(now)
+        self._producing.turn(now, now if last_look is None else last_look)
         self._consuming.turn(now)
 
     def close(self, now: float) -> None:

@@ -54,24 +54,31 @@ class Outbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects _results
         self._results = Results()
+        self._has_news = threading.Event()
 
     def released(self, request_id: RequestId) -> None:
         """The mover's thread."""
         with self._lock:
             self._results.released.add(request_id)
+        self._has_news.set()
 
     def received(self, report: ReportReceived) -> None:
         """The mover's thread."""
         with self._lock:
             self._results.received.append(report)
+        self._has_news.set()
 
     def report(self, report: TransferReport) -> None:
         """The mover's thread."""
         with self._lock:
             self._results.reports.append(report)
+        self._has_news.set()
 
-    def take(self) -> Results:
-        """The engine's thread: what has come out since the last call."""
+    def take(self, wait_seconds: float = 0.0) -> Results:
+        """The engine's thread: what has come out since the last call; if nothing has, wait a little for it."""
+        if wait_seconds:
+            self._has_news.wait(wait_seconds)
+        self._has_news.clear()
         with self._lock:
             taken, self._results = self._results, Results()
         return taken

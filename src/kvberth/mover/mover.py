@@ -26,7 +26,7 @@ class MoverFailed(RuntimeError):
 
 
 class Mover:
-    """Starts, watches and stops the thread. `start`, `submit`, `take` and `stop` belong to the engine's thread.
+    """Starts, watches and stops the thread. All methods belong to the engine's thread.
 
     Args:
         make_transport: called on the mover's thread, which then owns the result; its memory is registered there too.
@@ -51,6 +51,7 @@ class Mover:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
+        self._step_began: float | None = None  # written by the engine's thread, read by the mover's
         self._thread = threading.Thread(target=self._run, name="kvberth-mover", daemon=True)
 
     def start(self, timeout_seconds: float = 60.0) -> None:
@@ -65,6 +66,14 @@ class Mover:
             raise MoverFailed(f"the mover was not ready within {timeout_seconds:g} s")
         self._raise_failure()
 
+    def begin_step(self) -> None:
+        """The engine begins a step: what has arrived for it by now has been submitted, or is about to be."""
+        self._step_began = time.monotonic()
+
+    def end_step(self) -> None:
+        """The engine has ended its step, and begins the next one as soon as something arrives for it."""
+        self._step_began = None
+
     def submit(self, command: Command) -> None:
         """Hand a command over; returns at once.
 
@@ -76,14 +85,14 @@ class Mover:
             raise MoverFailed("the kvberth mover is stopped")
         self._inbox.put(command)
 
-    def take(self) -> Results:
-        """What has come out since the last call.
+    def take(self, wait_seconds: float = 0.0) -> Results:
+        """What has come out since the last call; if nothing has, wait for up to `wait_seconds`.
 
         Raises:
             MoverFailed: the thread has ended with an error.
         """
         self._raise_failure()
-        return self._outbox.take()
+        return self._outbox.take(wait_seconds)
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
         """Stop the thread and wait for its end. Safe to call twice."""
@@ -136,4 +145,4 @@ class Mover:
                 core.frame_from_client(route, frame, now)
             for address, frame in channel.from_servers(_FRAMES_PER_TURN):
                 core.frame_from_server(address, frame, now)
-            core.turn(time.monotonic())
+            core.turn(time.monotonic(), self._step_began)

@@ -112,13 +112,13 @@ class ProducerSide:
         client.last_heard = now
         self._dispatch(client, message, now)
 
-    def turn(self, now: float) -> None:
+    def turn(self, now: float, last_look: float) -> None:
         """Liveness, then deadlines, then transfers."""
         for client in list(self._clients.values()):
             silence = now - client.last_heard
             if silence >= self._timing.silence_seconds and self._machine.has_live(client.peer):
                 self._lose(client, f"silent for {silence:.1f} s", now)
-        self._do(self._machine.fire(now), now)
+        self._do(self._machine.fire(now, last_look), now)
         for landing in self._flights.advance():
             moved = (landing.num_bytes, landing.num_descriptors)
             self.tell(landing.key, WritesFailed(landing.error) if landing.error else WritesDone(*moved), now)

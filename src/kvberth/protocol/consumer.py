@@ -220,7 +220,7 @@ class Consumer:
         actions: list[Action] = []
         for key in self._deadlines.take_due(now):
             self._transfers[key].deadline = None
-            actions += self.handle(key, DeadlineReached(), now)
+            actions += self.handle(key, DeadlineReached(now), now)
         return actions
 
     def lose_peer(self, peer: PeerName, detail: str, now: float) -> list[Action]:

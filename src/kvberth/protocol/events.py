@@ -121,7 +121,14 @@ class ReadsFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
-    """The transfer's deadline has passed."""
+    """The transfer's deadline has passed.
+
+    Attributes:
+        last_look: producer: when its engine last took in new requests. An engine in the middle of a long step has not
+            seen what arrived since the step began.
+    """
+
+    last_look: float
 
 
 # From and about the peer.

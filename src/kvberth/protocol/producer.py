@@ -85,7 +85,7 @@ PRODUCER_TABLE: Table = {
     (_S.REGISTERED, CancelReceived): _to(_S.ENDED, _S.REGISTERED),
     (_S.REGISTERED, StatusAsked): _to(_S.REGISTERED),
     (_S.REGISTERED, PeerLost): _to(_S.ENDED),
-    (_S.REGISTERED, DeadlineReached): _to(_S.ENDED),
+    (_S.REGISTERED, DeadlineReached): _to(_S.ENDED, _S.REGISTERED),
     (_S.MATCHED, PrefillFinished): _to(_S.WRITING, _S.READING, _S.ENDED),
     (_S.MATCHED, PrefillAborted): _to(_S.ENDED),
     (_S.MATCHED, RegisterReceived): _to(_S.MATCHED, _S.COMPUTING),
@@ -230,12 +230,17 @@ class Producer:
         actions, transfer.actions = transfer.actions, []
         return actions
 
-    def fire(self, now: float) -> list[Action]:
-        """Everything whose deadline has passed: all of it, on the tick on which it passed."""
+    def fire(self, now: float, last_look: float) -> list[Action]:
+        """Everything whose deadline has passed: all of it, on the tick on which it passed.
+
+        Args:
+            now: the time.
+            last_look: when the engine last took in new requests; `now` for an engine that is idle.
+        """
         actions: list[Action] = []
         for key in self._deadlines.take_due(now):
             self._transfers[key].deadline = None
-            actions += self.handle(key, DeadlineReached(), now)
+            actions += self.handle(key, DeadlineReached(last_look), now)
         return actions
 
     def lose_peer(self, peer: PeerName, detail: str, now: float) -> list[Action]:
@@ -393,7 +398,11 @@ class Producer:
         if transfer.state is _S.HELD:
             self._finish(transfer, End.EXPIRED, Reason.LEASE_EXPIRED, "", now)
         elif transfer.state is _S.REGISTERED:
-            self._finish(transfer, End.FAILED, Reason.PREFILL_NEVER_CAME, "", now)
+            waited = event.last_look - transfer.registered_at
+            if waited < self._timing.orphan_seconds:
+                transfer.deadline = now + self._timing.heartbeat_seconds
+            else:
+                self._finish(transfer, End.FAILED, Reason.PREFILL_NEVER_CAME, f"waited {waited:.1f} s", now)
 
     # Steps that several handlers take.
 

@@ -12,7 +12,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         lease_seconds: how long P holds finished blocks that no D has registered for.
         deadline_seconds: how long D waits for the KV cache of one request, P's queue included. It bounds a wait on a
             P that is alive; a P that is not is noticed by its silence.
-        orphan_seconds: how long P keeps a registration for a request that it has not received.
+        orphan_seconds: how long P keeps a registration for a request that it has not received, though its engine has
+            taken in new requests since.
         connect_seconds: how long D tries to reach a P that it has not spoken to.
         heartbeat_seconds: interval of heartbeats while a pair of engines has a live transfer.
         silence_seconds: a peer that is silent for so long is lost.

@@ -86,11 +86,19 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         """Register the memory and start the mover."""
         self._worker_side.register(kv_caches)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins. `start_load_kv` would be later: vLLM calls it after the forward pass, which can be long."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, SchedulerMeta)
+        self._worker_side.begin_step(connector_metadata.commands)
+
+    def clear_connector_metadata(self) -> None:
+        """The step is over."""
+        super().clear_connector_metadata()
+        self._worker_side.end_step()
+
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """Hand the step's commands to the mover; nothing is waited for."""
-        meta = self._get_connector_metadata()
-        assert isinstance(meta, SchedulerMeta)
-        self._worker_side.submit(meta.commands)
+        """Nothing: the mover has had its commands when the step began."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: a request runs only after its KV has arrived."""
@@ -105,7 +113,9 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Requests whose blocks the mover has let go of, or whose KV has arrived or failed to."""
-        released, received, failed = self._worker_side.poll()
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, SchedulerMeta)
+        released, received, failed = self._worker_side.poll(has_forward=meta.has_forward)
         return KVConnectorTransferResults(finished_sending=released, finished_recving=received, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> WorkerMeta | None:
@@ -139,7 +149,8 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Send what has come together to the workers."""
-        return SchedulerMeta(self._scheduler_side.take_commands())
+        has_forward = scheduler_output.total_num_scheduled_tokens > 0
+        return SchedulerMeta(self._scheduler_side.take_commands(), has_forward)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """The workers have let go of requests."""

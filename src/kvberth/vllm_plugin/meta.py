@@ -11,9 +11,14 @@ __all__ = ["SchedulerMeta", "TransferOutcome", "WorkerMeta"]
 
 @dataclass
 class SchedulerMeta(KVConnectorMetadata):
-    """One step's commands for the movers of all ranks."""
+    """One step's commands for the movers of all ranks.
+
+    Attributes:
+        has_forward: whether the step computes anything.
+    """
 
     commands: list[Command] = field(default_factory=list)
+    has_forward: bool = True
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,16 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True):
         transfer_id = self.transfer_id or external_request_id(request_id)
         return tuple(TransferKey(transfer_id, index) for index in range(self.num_consumers))
 
+    def declined_keys(self, request_id: str) -> tuple[TransferKey, ...]:
+        """What a request that will not be served gives up: a child its own transfer, a parent those of all children.
+
+        vLLM makes the children of a request with n > 1 after it has checked it, so a rejected one has none.
+        """
+        own = self.key(request_id)
+        if _CHILD_PREFIX.match(request_id):
+            return (own,)
+        return tuple(TransferKey(own.transfer_id, index) for index in range(self.num_consumers))
+
 
 def external_request_id(request_id: str) -> str:
     """The request's id before vLLM made it unique.

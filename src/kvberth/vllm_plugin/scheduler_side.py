@@ -183,7 +183,8 @@ class SchedulerSide:
         params = self._consumer_params(request)
         if params is not None:  # rejected or aborted before it was given blocks
             _clear_remote_prefill(request)
-            self._decline(params, params.key(request_id), Reason.CONSUMER_GONE)
+            for key in params.declined_keys(request_id):
+                self._decline(params, key, Reason.CONSUMER_GONE)
         if outcome is None:
             return False, None
         return False, {"transfer": {"ok": outcome.ok, "reason": outcome.reason, "detail": outcome.detail}}

@@ -22,6 +22,9 @@ __all__ = ["WorkerSide"]
 
 _log = logging.getLogger(__name__)
 
+_IDLE_STEP_SECONDS = 0.005
+"""How long a step that computes nothing waits for the mover: the most that a new request can be kept by it."""
+
 
 class WorkerSide:
     """One rank's connector in the worker process.
@@ -100,14 +103,24 @@ class WorkerSide:
             f", control channel at {listen[0]}:{listen[1]}" if listen else "",
         )
 
-    def submit(self, commands: list[Command]) -> None:
-        """Hand the step's commands to the mover."""
+    def begin_step(self, commands: list[Command]) -> None:
+        """Hand the step's commands to the mover, before the forward pass and not after it."""
+        mover = self._running()
+        mover.begin_step()
         for command in commands:
-            self._running().submit(command)
+            mover.submit(command)
 
-    def poll(self) -> tuple[set[str], set[str], set[str]]:
-        """What has ended since the last call: released, received (failed ones included), failed."""
-        results = self._running().take()
+    def end_step(self) -> None:
+        """The step is over."""
+        self._running().end_step()
+
+    def poll(self, *, has_forward: bool) -> tuple[set[str], set[str], set[str]]:
+        """What has ended since the last call: released, received (failed ones included), failed.
+
+        An engine that only waits for transfers steps in a tight loop; there is nothing to lose then by waiting here
+        for the mover's news, and a good part of two cores to win.
+        """
+        results = self._running().take(0.0 if has_forward else _IDLE_STEP_SECONDS)
         failed: set[str] = set()
         for report in results.received:
             self._outcomes[report.request_id] = TransferOutcome(report.ok, str(report.reason), report.detail)

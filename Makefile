@@ -1,0 +1,36 @@
+# `make` lists the targets. Each makes .venv first, or brings it up to date: two minutes once, then nothing.
+# PYTHON=python3.12 takes another Python for .venv than the first of python3.11, python3.12 and python3.
+
+BIN := .venv/bin
+SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check e2e lock clean
+# Engines fill the machine: one thing at a time, whatever -j says.
+.NOTPARALLEL:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+env: ## set up .venv
+	@$(SETUP)
+
+demo: env ## a real model, prefill and decode apart: same answers as one engine, with the figures
+	@$(BIN)/python examples/demo.py
+
+test: check e2e ## all that CI runs
+
+check: env ## format, lint, types and the fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not e2e"
+
+e2e: env ## the tests that start real engines
+	$(BIN)/python -m pytest -m e2e
+
+lock: ## resolve requirements/*.lock anew
+	$(or $(PYTHON),python3.11) tools/lock.py
+
+clean: ## remove .venv, logs and caches of the tools
+	rm -rf .venv logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

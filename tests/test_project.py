@@ -1,0 +1,97 @@
+"""What the source as a whole promises: which way imports point, and what each package shows."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvberth
+
+SOURCE = Path(kvberth.__file__).parent
+PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+
+# What each package may import of ours, besides itself and `kvberth.__version__`.
+DOWNWARDS = {
+    "layout": set(),
+    "protocol": {"layout"},
+    "transport": {"layout", "protocol"},
+    "mover": {"layout", "protocol", "transport"},
+    "vllm_plugin": {"layout", "protocol", "transport", "mover"},
+    "router": set(),
+    "launch": {"layout", "protocol", "router"},
+    "cli": {"layout", "protocol", "transport", "router", "launch"},
+}
+
+# The machines decide; others read clocks, open sockets, start threads and speak to engines.
+NOT_IN_PROTOCOL = {"asyncio", "logging", "nixl", "socket", "threading", "time", "torch", "vllm", "zmq"}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that the file imports, at its top or within a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here, and this test reads no others"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_within(package: str) -> set[str]:
+    return {each for path in (SOURCE / package).rglob("*.py") for each in imports_of(path)}
+
+
+def test_every_package_has_its_place():
+    """A new package is put into the order before it lands."""
+    assert set(PACKAGES) <= DOWNWARDS.keys()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_downwards(package):
+    """A package imports of ours only what lies below it; the connector and the router know nothing of each other."""
+    ours = {each.split(".")[1] for each in imports_within(package) if each.startswith("kvberth.")}
+    assert ours - {package, "__version__"} <= DOWNWARDS[package]
+
+
+def test_the_order_has_no_cycle():
+    """What a package may import may in turn import no more than the package itself."""
+    for package, below in DOWNWARDS.items():
+        assert all(DOWNWARDS[each] < below | {package} for each in below), package
+
+
+@pytest.mark.parametrize("package", ["layout", "protocol"])
+def test_the_machines_do_no_io(package):
+    """The rules of the handoff are free of clocks, threads, sockets, logs and engines."""
+    assert not {each.split(".")[0] for each in imports_within(package)} & NOT_IN_PROTOCOL
+
+
+def test_one_module_imports_nixl():
+    """NIXL's strings and exceptions become ours in one place."""
+    importers = [path for path in SOURCE.rglob("*.py") if "nixl" in {each.split(".")[0] for each in imports_of(path)}]
+    assert importers == [SOURCE / "transport" / "nixl.py"]
+
+
+@pytest.mark.parametrize("package", ["", *PACKAGES])
+def test_each_package_says_what_it_shows(package):
+    """`__all__` is declared, and everything in it is there."""
+    module = importlib.import_module(f"kvberth.{package}".rstrip("."))
+    assert isinstance(module.__all__, list)
+    if package != "vllm_plugin":  # its connector is a class of vLLM's
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("package", [each for each in PACKAGES if each != "vllm_plugin"])
+def test_packages_come_without_engine(package):
+    """Importing one of ours loads neither torch nor vLLM nor NIXL: router and command run without them."""
+    code = f"import sys, kvberth.{package}; print(*sorted({{'torch', 'vllm', 'nixl'}} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_types_are_shipped():
+    """Those who use kvberth get its types."""
+    assert (SOURCE / "py.typed").is_file()

