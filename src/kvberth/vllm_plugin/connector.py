@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["KVBerthConnector"]
 
 _log = logging.getLogger(__name__)
+
+
+_SUPPORTED_VLLM = ("0.32", "0.33")
 
 
 class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
@@ -231,6 +235,10 @@ def _control_port(vllm_config: VllmConfig) -> int:
 
 def _check_supported(vllm_config: VllmConfig, kv_cache_config: "KVCacheConfig") -> None:
     """Refuse at start what would go wrong later."""
+    if not any(vllm.__version__.startswith(f"{release}.") for release in _SUPPORTED_VLLM):
+        raise SettingsError(
+            f"KVBerthConnector: vLLM is {vllm.__version__}; supported are {' and '.join(_SUPPORTED_VLLM)}"
+        )
     if len(kv_cache_config.kv_cache_groups) != 1:
         raise SettingsError(
             f"KVBerthConnector: the model has {len(kv_cache_config.kv_cache_groups)} groups of KV caches (hybrid or "

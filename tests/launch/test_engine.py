@@ -1,0 +1,109 @@
+"""Command lines and environments of engines, and the settings that they come from."""
+
+import json
+import sys
+
+import pytest
+
+from kvberth.launch import ClusterSettings
+from kvberth.launch.engine import EngineKind, Hardware, engine_command, engine_environment
+
+CPU = Hardware(num_gpus=0, num_cores=2)
+
+
+def transfer_config(command: list[str]) -> dict:
+    return json.loads(command[command.index("--kv-transfer-config") + 1])
+
+
+def test_prefill_worker_s_command():
+    """Role, control channel and mode are in the transfer configuration."""
+    settings = ClusterSettings(model="m", mode="pull", dtype="float32", block_size=32, engine_args=("--enforce-eager",))
+    command = engine_command(EngineKind.PREFILL, settings, port=8001, control_port=9001)
+    assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    assert command[-1] == "--enforce-eager"
+    assert command[command.index("--port") + 1] == "8001"
+    assert command[command.index("--dtype") + 1] == "float32"
+    assert command[command.index("--block-size") + 1] == "32"
+    assert transfer_config(command) == {
+        "kv_connector": "KVBerthConnector",
+        "kv_connector_module_path": "kvberth.vllm_plugin",
+        "kv_role": "kv_producer",
+        "kv_port": 9001,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"control_host": "127.0.0.1", "transfer_mode": "pull"},
+    }
+
+
+def test_decode_worker_is_a_consumer():
+    """And recomputes what does not come."""
+    config = transfer_config(engine_command(EngineKind.DECODE, ClusterSettings(model="m"), port=1, control_port=0))
+    assert (config["kv_role"], config["kv_load_failure_policy"]) == ("kv_consumer", "recompute")
+
+
+def test_undivided_engine_has_no_connector():
+    """It is the yardstick."""
+    command = engine_command(EngineKind.UNDIVIDED, ClusterSettings(model="m", undivided=1), port=1, control_port=0)
+    assert "--kv-transfer-config" not in command
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"), [(True, "--enable-prefix-caching"), (False, "--no-enable-prefix-caching"), (None, None)]
+)
+def test_prefix_caching_is_vllm_s_own_unless_said(value, flag):
+    """None leaves vLLM's default."""
+    command = engine_command(
+        EngineKind.DECODE, ClusterSettings(model="m", prefix_caching=value), port=1, control_port=0
+    )
+    assert [part for part in command if "prefix-caching" in part] == ([flag] if flag else [])
+
+
+def test_processor_s_cores_are_shared():
+    """Three engines on two cores have one thread each; what the user has set stays."""
+    env = engine_environment(ClusterSettings(model="m"), CPU, {"OMP_NUM_THREADS": "7"}, num_engines=3, position=0)
+    assert env["OMP_NUM_THREADS"] == "7"
+    env = engine_environment(ClusterSettings(model="m"), CPU, {}, num_engines=3, position=0)
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert "CUDA_VISIBLE_DEVICES" not in env
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_engines", "devices"),
+    [(8, 2, ["0,1,2,3", "4,5,6,7"]), (2, 2, ["0", "1"]), (4, 3, ["0", "1", "2"]), (1, 2, ["0", "0"])],
+)
+def test_gpus_are_dealt_out(num_gpus, num_engines, devices):
+    """Each engine gets its own as long as there are enough."""
+    hardware = Hardware(num_gpus=num_gpus, num_cores=64)
+    settings = ClusterSettings(model="m")
+    environments = [
+        engine_environment(settings, hardware, {}, num_engines=num_engines, position=position)
+        for position in range(num_engines)
+    ]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == devices
+    assert all("OMP_NUM_THREADS" not in env for env in environments)
+
+
+def test_local_model_asks_no_hub(tmp_path):
+    """A folder is complete; a name may have to be fetched."""
+    local = engine_environment(ClusterSettings(model=str(tmp_path)), CPU, {}, num_engines=1, position=0)
+    named = engine_environment(ClusterSettings(model="org/model"), CPU, {}, num_engines=1, position=0)
+    assert local["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in named
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model": ""}, "model: must be a name or a folder"),
+        ({"prefill": -1}, "prefill: must be 0 or more, not -1"),
+        ({"decode": 0}, "decode: must be 1 or more beside 1 prefill workers, not 0"),
+        ({"prefill": 0, "decode": 0}, "decode: must be 1 or more, not 0"),
+        ({"mode": "shove"}, "mode: must be push or pull, not shove"),
+        ({"port": 70000}, "port: must be 1 to 65535, not 70000"),
+        ({"block_size": 0}, "block_size: must be 1 or more, not 0"),
+    ],
+)
+def test_impossible_settings_are_named(changes, text):
+    """One line that says what would be right."""
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        ClusterSettings(**{"model": "m", **changes})
