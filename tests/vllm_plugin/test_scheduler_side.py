@@ -138,6 +138,7 @@ def test_abort_while_waiting_is_passed_on():
     assert side.finished(request, [1, 2, 3]) == (False, None)
     assert side.take_commands() == [AbortRequest(KEY)]
     side.ended(set(), {"d-1"}, {"d-1": TransferOutcome(False, "consumer_gone", "")})
+    assert side._outcomes == {}, "nobody would ever fetch it"
 
 
 def test_rejected_before_it_was_given_blocks_frees_the_prefill_worker():
@@ -173,6 +174,17 @@ def test_retry_computes_locally():
     assert side.take_commands() == []
     expected = {"transfer": {"ok": False, "reason": "peer_lost", "detail": "silent for 3.0 s"}}
     assert side.finished(request, [1, 2, 3]) == (False, expected)
+
+
+def test_ranks_that_report_in_different_steps():
+    """The first rank's failure is still known when the last rank has reported."""
+    side = make("consumer")
+    request = FakeRequest("d-1", dict(TO_DECODE))
+    side.allocated(request, [1, 2, 3], 40)
+    side.ended(set(), set(), {"d-1": TransferOutcome(False, "transport", "link down")})
+    side.ended(set(), {"d-1"}, {"d-1": TransferOutcome(True, "none", "")})
+    _, params = side.finished(request, [1, 2, 3])
+    assert params == {"transfer": {"ok": False, "reason": "transport", "detail": "link down"}}
 
 
 def test_second_request_of_a_live_transfer_computes_locally():

@@ -76,7 +76,9 @@ class SchedulerSide:
         self._commands: list[Command] = []
         self._producing: dict[str, tuple[TransferKey, ...]] = {}
         self._awaiting: dict[str, TransferKey] = {}
+        self._aborting: dict[str, TransferKey] = {}
         self._live_keys: set[TransferKey] = set()
+        self._reported: dict[str, TransferOutcome] = {}
         self._outcomes: dict[str, TransferOutcome] = {}
 
     def take_commands(self) -> list[Command]:
@@ -162,9 +164,17 @@ class SchedulerSide:
         """The movers of all ranks have let go of these requests."""
         for request_id in released:
             self._live_keys.difference_update(self._producing.pop(request_id))
+        # Ranks report in steps of their own; a request is received when the last one has.
+        for request_id, reported in outcomes.items():
+            if request_id not in self._reported or not reported.ok:
+                self._reported[request_id] = reported
         for request_id in received:
-            self._live_keys.discard(self._awaiting.pop(request_id))
-        self._outcomes.update(outcomes)
+            outcome = self._reported.pop(request_id)
+            if request_id in self._aborting:
+                self._live_keys.discard(self._aborting.pop(request_id))
+            else:
+                self._live_keys.discard(self._awaiting.pop(request_id))
+                self._outcomes[request_id] = outcome
 
     def finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended, well or not.
@@ -178,7 +188,8 @@ class SchedulerSide:
         if keys is not None:
             return True, self._finish_prefill(request, keys, block_ids)
         if request_id in self._awaiting:
-            self._commands.append(AbortRequest(self._awaiting[request_id]))
+            self._aborting[request_id] = self._awaiting.pop(request_id)
+            self._commands.append(AbortRequest(self._aborting[request_id]))
             return False, None  # vLLM keeps the blocks of a request that waits
         params = self._consumer_params(request)
         if params is not None:  # rejected or aborted before it was given blocks
