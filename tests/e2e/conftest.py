@@ -10,6 +10,7 @@ from tests.e2e.client import Client, Metrics
 from kvberth.launch import ClusterSettings, LocalCluster, demo_model
 
 MODEL = "smollm2"
+_TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +30,7 @@ class ClusterPool:
     def get(self, settings: ClusterSettings) -> LocalCluster:
         """A running cluster with these settings, all of it alive."""
         if self._cluster is not None:
-            is_whole = all(engine.is_alive for engine in self._cluster.engines)
+            is_whole = all(engine.is_alive and engine.is_ready() for engine in self._cluster.engines)
             if is_whole and self._cluster.settings == settings:
                 return self._cluster
             self.close()
@@ -60,7 +61,7 @@ def settings() -> ClusterSettings:
         max_model_len=4096,
         block_size=32,
         prefix_caching=True,
-        engine_args=("--enforce-eager", "--max-num-seqs", "16"),
+        engine_args=("--enforce-eager", "--max-num-seqs", "16", *_TOOLS),
     )
 
 

@@ -22,6 +22,7 @@ from kvberth.protocol.events import (
     PeerReady,
     PrefillFinished,
     RegisterReceived,
+    RequestDeclined,
     StatusAsked,
     WritesDone,
 )
@@ -250,6 +251,22 @@ def test_abort_before_the_producer_is_known_frees_at_once():
     assert pair.received() == [("d-1", False)]
     pair._consume(PeerReady(PRODUCER)).deliver()
     assert pair.released() == ["p-1"]
+
+
+@pytest.mark.parametrize("stage", ["waiting", "registered", "writing", "cancelling"])
+def test_decline_of_a_live_transfer_changes_nothing(stage):
+    """It is told of the same request a second time."""
+    pair = Pair().announce().finish_prefill()
+    pair._consume(waiting())
+    if stage != "waiting":
+        pair._consume(PeerReady(PRODUCER))
+    if stage in {"writing", "cancelling"}:
+        pair.deliver()
+    if stage == "cancelling":
+        pair.abort_request()
+    before = pair.consumer.state(KEY)
+    pair._consume(RequestDeclined(0, Reason.CONSUMER_GONE))
+    assert pair.consumer.state(KEY) is before
 
 
 def test_abort_that_crosses_the_completion_is_reported_once():

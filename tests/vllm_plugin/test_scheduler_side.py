@@ -151,6 +151,17 @@ def test_rejected_before_it_was_given_blocks_frees_the_prefill_worker():
     assert command.event.reason is Reason.CONSUMER_GONE
 
 
+def test_rejection_told_of_an_aborted_request_changes_nothing():
+    """A client leaves while D waits: vLLM aborts the request, and tells of a rejection on top."""
+    side = make("consumer")
+    request = FakeRequest("d-1", dict(TO_DECODE))
+    side.allocated(request, [1, 2, 3], 40)
+    side.finished(request, [1, 2, 3])
+    side.take_commands()
+    side.finished(FakeRequest("d-1-rejected", dict(TO_DECODE), status=RequestStatus.FINISHED_ABORTED), [])
+    assert side.take_commands() == []
+
+
 def test_rejected_parent_gives_up_the_transfers_of_all_its_children():
     """With n = 3, P would hold its blocks for the other two until their lease ends."""
     side = make("consumer")

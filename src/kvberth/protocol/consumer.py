@@ -70,6 +70,19 @@ CONSUMER_TABLE: Table = {
     # The same transfer comes to this worker again, before the producer has heard that it was not wanted.
     (_S.DECLINING, RequestWaiting): _to(_S.WAITING),
     (_S.DECLINING, RequestDeclined): _to(_S.DECLINING),
+    # vLLM tells of a rejection also when a client has left, after the request itself has been aborted.
+    **{
+        (state, RequestDeclined): _to(state)
+        for state in (
+            _S.WAITING,
+            _S.REGISTERED,
+            _S.ACCEPTED,
+            _S.RECEIVING,
+            _S.READING,
+            _S.CANCELLING,
+            _S.DRAINING,
+        )
+    },
     (_S.DECLINING, PeerReady): _to(_S.ENDED),
     (_S.DECLINING, PeerRefused): _to(_S.ENDED),
     (_S.DECLINING, RequestAborted): _to(_S.DECLINING),
@@ -247,6 +260,8 @@ class Consumer:
         transfer.state = _S.WAITING
 
     def _on_declined(self, transfer: _Transfer, event: RequestDeclined, now: float) -> None:
+        if transfer.state not in {_S.NEW, _S.DECLINING}:
+            return  # the request itself decides
         transfer.attempt, transfer.reason = event.attempt, event.reason
         transfer.end = End.COMPLETED if event.reason is Reason.NOT_NEEDED else End.CANCELLED
         transfer.deadline = now + self._timing.deadline_seconds

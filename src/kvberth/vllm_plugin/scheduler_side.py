@@ -195,7 +195,9 @@ class SchedulerSide:
         if params is not None:  # rejected or aborted before it was given blocks
             _clear_remote_prefill(request)
             for key in params.declined_keys(request_id):
-                self._decline(params, key, Reason.CONSUMER_GONE)
+                # A live one is that of a request which has been aborted itself: vLLM tells of a rejection then, too.
+                if key not in self._live_keys:
+                    self._decline(params, key, Reason.CONSUMER_GONE)
         if outcome is None:
             return False, None
         return False, {"transfer": {"ok": outcome.ok, "reason": outcome.reason, "detail": outcome.detail}}

@@ -1,0 +1,70 @@
+"""`kvberth router`: every setting of the router can be given, and means the same there."""
+
+import dataclasses
+import sys
+
+import pytest
+
+import kvberth.router
+from kvberth.cli.options import Mode
+from kvberth.router import Mode as RouterMode
+from kvberth.router import RouterConfig
+
+OTHER_VALUES = {
+    "prefill": ("http://p:1", "http://p:2"),
+    "decode": ("http://d:1",),
+    "host": "0.0.0.0",
+    "port": 9000,
+    "mode": RouterMode.PULL,
+    "connect_timeout_seconds": 1.5,
+    "first_token_timeout_seconds": 2.5,
+    "total_timeout_seconds": 3.5,
+    "health_interval_seconds": 0.5,
+    "max_in_flight": 7,
+    "max_body_bytes": 8,
+}
+
+
+def test_every_setting_has_a_flag(kvberth_command, served):
+    """A setting that is added to the router must be added to the command."""
+    assert OTHER_VALUES.keys() == {field.name for field in dataclasses.fields(RouterConfig)}
+    flags = []
+    for name, value in OTHER_VALUES.items():
+        for each in value if isinstance(value, tuple) else [value]:
+            flags += [f"--{name.replace('_', '-')}", each]
+    assert kvberth_command("router", *flags).exit_code == 0
+    assert served == [RouterConfig(**OTHER_VALUES)]
+
+
+def test_defaults_are_the_router_s_own(kvberth_command, served):
+    """The command repeats the defaults, so that --help shows them, and repeats them right."""
+    kvberth_command("router", "--decode", "http://d:1")
+    assert served == [RouterConfig(prefill=(), decode=("http://d:1",))]
+
+
+def test_modes_are_the_router_s():
+    """The command's own copy of the enum, there for a quick start, has not drifted."""
+    assert {each.value for each in Mode} == {each.value for each in RouterMode}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "Missing option '--decode'; see 'kvberth router --help'"),
+        (["--decode", "d:1"], "decode: 'd:1' is no engine URL, expected something like http://127.0.0.1:8001"),
+        (["--decode", "http://d", "--max-in-flight", "0"], "max_in_flight: must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_one_line(kvberth_command, served, flags, message):
+    """What is wrong and what would be right, exit status 2, and nothing is served."""
+    result = kvberth_command("router", *flags)
+    assert (result.exit_code, result.stderr) == (2, f"kvberth: {message}\n")
+    assert not served
+
+
+def test_a_router_that_cannot_start_fails(kvberth_command, monkeypatch):
+    """Exit status 1, whatever the server's own is; it has logged the reason."""
+    monkeypatch.setattr(kvberth.router, "serve", lambda _: sys.exit(3))
+    result = kvberth_command("router", "--decode", "http://d:1")
+    assert result.exit_code == 1
+    assert "the router could not start on 127.0.0.1:8000; the log above says why" in result.stderr
