@@ -13,6 +13,7 @@ from tests.protocol.pair import KEY, PRODUCER, Pair, waiting
 
 from kvberth.protocol import (
     EndRecord,
+    Reason,
     ReleaseRequest,
     ReportReceived,
     StartRead,
@@ -21,7 +22,7 @@ from kvberth.protocol import (
     TransferMode,
 )
 from kvberth.protocol.consumer import ConsumerState
-from kvberth.protocol.events import PeerReady
+from kvberth.protocol.events import PeerReady, RequestDeclined
 from kvberth.protocol.producer import ProducerState
 
 
@@ -64,6 +65,11 @@ class World(RuleBasedStateMachine):
     @rule()
     def abort_request(self) -> None:
         self.pair.abort_request()
+
+    @precondition(lambda self: self.pair.consumer.state(KEY) not in {None, ConsumerState.ENDED})
+    @rule()
+    def decline_again(self) -> None:
+        self.pair._consume(RequestDeclined(0, Reason.CONSUMER_GONE))
 
     # Transport.
 

@@ -1,0 +1,33 @@
+"""Options that several commands have."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvberth.cli.config import use_config_file
+
+__all__ = ["Config", "Json", "Mode"]
+
+
+class Mode(StrEnum):
+    """`kvberth.router.Mode` without the import of a web server; a test holds them equal."""
+
+    PUSH = "push"
+    PULL = "pull"
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        envvar="KVBERTH_CONFIG",
+        is_eager=True,
+        callback=use_config_file,
+        help="TOML file with a table per command, such as [up] with prefill = 2.",
+    ),
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]

@@ -1,0 +1,58 @@
+"""`kvberth router`: the router alone, in front of engines that run elsewhere."""
+
+import logging
+from typing import Annotated
+
+import typer
+
+from kvberth.cli.errors import BadSettings, RunFailed
+from kvberth.cli.options import Config, Mode
+
+__all__ = ["router"]
+
+
+def router(
+    decode: Annotated[list[str], typer.Option(metavar="URL", help="A decode worker. Repeatable.")],
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A prefill worker. Repeatable; without any, requests are served undivided."),
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="Who moves the KV cache: prefill pushes, or decode pulls.")] = Mode.PUSH,
+    config: Config = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,
+    connect_timeout_seconds: Annotated[float, typer.Option(help="Longest wait for an engine's connection.")] = 5.0,
+    first_token_timeout_seconds: Annotated[float, typer.Option(help="Longest wait for a leg's first token.")] = 300.0,
+    total_timeout_seconds: Annotated[
+        float | None, typer.Option(help="Longest time for a whole request; unbounded if not given.")
+    ] = None,
+    health_interval_seconds: Annotated[float, typer.Option(help="Time between looks at each engine.")] = 1.0,
+    max_in_flight: Annotated[int, typer.Option(help="Requests at once; more are answered with 429.")] = 2048,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 32 * 1024 * 1024,
+) -> None:
+    """Serve one OpenAI-compatible address in front of prefill and decode workers."""
+    from kvberth.router import Mode as RouterMode  # noqa: PLC0415
+    from kvberth.router import RouterConfig, serve  # noqa: PLC0415
+
+    del config  # its callback has used it
+    try:
+        settings = RouterConfig(
+            prefill=tuple(prefill or ()),
+            decode=tuple(decode),
+            host=host,
+            port=port,
+            mode=RouterMode(mode),
+            connect_timeout_seconds=connect_timeout_seconds,
+            first_token_timeout_seconds=first_token_timeout_seconds,
+            total_timeout_seconds=total_timeout_seconds,
+            health_interval_seconds=health_interval_seconds,
+            max_in_flight=max_in_flight,
+            max_body_bytes=max_body_bytes,
+        )
+    except ValueError as error:
+        raise BadSettings(str(error)) from error
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(settings)
+    except SystemExit as end:  # the server has logged why, and ends with a status of its own
+        raise RunFailed(f"the router could not start on {host}:{port}; the log above says why") from end
