@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kvberth.protocol.consumer import CONSUMER_TABLE
-from kvberth.protocol.producer import PRODUCER_TABLE
+from kvberth.protocol.consumer_states import CONSUMER_TABLE
+from kvberth.protocol.producer_states import PRODUCER_TABLE
 from kvberth.protocol.table import Table, mermaid
 
 TARGET = Path(__file__).parents[1] / "docs" / "design" / "states.md"

@@ -67,6 +67,19 @@ class Metrics(EngineMetrics):
         return self.value("kvberth:transfers_total", **labels)
 
 
+def wait_until_dispatched(cluster: LocalCluster, kind: str, count: int = 1) -> None:
+    """Until the router has so many requests at its `prefill` or `decode` workers.
+
+    An engine's own gauges do not move before its step is over, which for a long prompt on a processor takes seconds.
+    """
+
+    def in_flight() -> int:
+        health = httpx.get(f"{cluster.router_url}/health", timeout=5).json()
+        return sum(engine["in_flight"] for engine in health[kind])
+
+    eventually(lambda: in_flight() == count, 10, f"{count} requests at the {kind} workers")
+
+
 def eventually(is_true: Callable[[], bool], seconds: float, what: str) -> None:
     """Wait for something that must become true."""
     deadline = time.monotonic() + seconds

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.e2e.client import Client, Metrics, assert_nothing_left, eventually, prompt_of
+from tests.e2e.client import Client, assert_nothing_left, eventually, prompt_of, wait_until_dispatched
 
 MODES = pytest.mark.parametrize("mode", ["push", "pull"])
 
@@ -70,6 +70,12 @@ def hang_up(url: str, body: str, mode: str, after_seconds: float) -> None:
         time.sleep(after_seconds)
 
 
+def router_is_idle(url: str) -> bool:
+    """Whether the router has nothing at any engine."""
+    health = httpx.get(f"{url}/health", timeout=5).json()
+    return all(engine["in_flight"] == 0 for kind in ("prefill", "decode") for engine in health[kind])
+
+
 @MODES
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
@@ -80,11 +86,11 @@ def test_client_that_goes_away(cluster, router: Client, undivided: Client, mode,
     body = httpx.Request("POST", "http://x", json={
         "model": "smollm2", "prompt": prompt, "max_tokens": 1000, "ignore_eos": True, "stream": streaming
     }).content.decode()  # fmt: skip
-    running = Metrics(cluster.prefill[0].url if stage == "prefill" else cluster.decode[0].url)
     thread = threading.Thread(target=hang_up, args=(cluster.router_url, body, mode, 2.0))
     thread.start()
-    eventually(lambda: running.value("vllm:num_requests_running") == 1, 10, f"the request runs in {stage}")
+    wait_until_dispatched(cluster, stage)
     thread.join()
+    eventually(lambda: router_is_idle(cluster.router_url), 1.5, "both legs have ended")
     assert_nothing_left(cluster, 10.0)
     assert router.complete(prompt[:33], mode) == undivided.complete(prompt[:33])
 

@@ -6,7 +6,7 @@ import time
 
 import httpx
 import pytest
-from tests.e2e.client import Client, Metrics, eventually, prompt_of
+from tests.e2e.client import Client, Metrics, eventually, prompt_of, wait_until_dispatched
 
 MODES = pytest.mark.parametrize("mode", ["push", "pull"])
 
@@ -40,7 +40,8 @@ def test_prefill_worker_hangs_in_mid_prefill(cluster, router: Client, undivided:
     wanted = undivided.complete(prompt)
     engine = cluster.prefill[0]
     running = Running(router, prompt, mode)
-    eventually(lambda: Metrics(engine.url).value("vllm:num_requests_running") == 1, 10, "P computes")
+    wait_until_dispatched(cluster, "prefill")
+    time.sleep(1.0)
     engine.signal(signal.SIGSTOP)
     try:
         if mode == "push":
@@ -64,7 +65,8 @@ def test_prefill_worker_dies_in_mid_prefill(cluster, router: Client, undivided: 
     wanted = undivided.complete(prompt)
     engine = cluster.prefill[0]
     running = Running(router, prompt, mode)
-    eventually(lambda: Metrics(engine.url).value("vllm:num_requests_running") == 1, 10, "P computes")
+    wait_until_dispatched(cluster, "prefill")
+    time.sleep(1.0)
     engine.kill()
     answer = running.result()
     assert answer.status_code == 200

@@ -16,7 +16,7 @@ from kvberth.protocol import (
     TransferKey,
     TransferMode,
 )
-from kvberth.protocol.consumer import ConsumerState
+from kvberth.protocol.consumer_states import ConsumerState
 from kvberth.protocol.events import (
     CancelReceived,
     PeerReady,
@@ -28,7 +28,7 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Writing
-from kvberth.protocol.producer import ProducerState
+from kvberth.protocol.producer_states import ProducerState
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 COMPLETED = [("producer", End.COMPLETED, Reason.NONE), ("consumer", End.COMPLETED, Reason.NONE)]

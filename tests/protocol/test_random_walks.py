@@ -21,9 +21,9 @@ from kvberth.protocol import (
     Timing,
     TransferMode,
 )
-from kvberth.protocol.consumer import ConsumerState
+from kvberth.protocol.consumer_states import ConsumerState
 from kvberth.protocol.events import PeerReady, RequestDeclined
-from kvberth.protocol.producer import ProducerState
+from kvberth.protocol.producer_states import ProducerState
 
 
 class World(RuleBasedStateMachine):

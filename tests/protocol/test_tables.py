@@ -8,7 +8,7 @@ from tools.state_diagrams import TARGET, page
 
 import kvberth.protocol
 from kvberth.protocol import Consumer, Producer, Reason, Timing, TransferKey
-from kvberth.protocol.consumer import CONSUMER_TABLE, ConsumerState
+from kvberth.protocol.consumer_states import CONSUMER_TABLE, ConsumerState
 from kvberth.protocol.errors import UnexpectedEvent
 from kvberth.protocol.events import (
     CancelReceived,
@@ -21,7 +21,7 @@ from kvberth.protocol.events import (
     WritesDone,
 )
 from kvberth.protocol.ids import PeerName
-from kvberth.protocol.producer import PRODUCER_TABLE, ProducerState
+from kvberth.protocol.producer_states import PRODUCER_TABLE, ProducerState
 from kvberth.protocol.table import mermaid
 
 

@@ -28,7 +28,7 @@ from kvberth.protocol import (
     decode,
     encode,
 )
-from kvberth.protocol.consumer import ConsumerState
+from kvberth.protocol.consumer_states import ConsumerState
 from kvberth.protocol.events import (
     ConsumerEvent,
     PeerReady,

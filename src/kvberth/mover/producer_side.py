@@ -47,7 +47,7 @@ from kvberth.protocol.messages import (
     Register,
     Welcome,
 )
-from kvberth.protocol.producer import ProducerState
+from kvberth.protocol.producer_states import ProducerState
 from kvberth.transport import Direction, Transport, TransportError
 
 __all__ = ["ProducerSide"]

@@ -7,12 +7,13 @@
 One `_Transfer` per key owns everything about it. The table below names every (state, event) that can happen; the
 handlers decide which of its targets is taken. An ended transfer is remembered for a while, so that a message that
 comes late, or again, gets the true answer.
+
+The module is long because a machine is one thing: handlers that were apart would have to be read side by side.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from kvberth.layout import block_range
@@ -42,94 +43,13 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName, RequestId, Role, TransferKey, TransferMode
 from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Register, Writing
-from kvberth.protocol.table import Table, allowed_targets, check_target
+from kvberth.protocol.producer_states import PRODUCER_TABLE, ProducerState
+from kvberth.protocol.table import allowed_targets, check_target
 from kvberth.protocol.timing import Timing
 
-__all__ = ["PRODUCER_TABLE", "Producer", "ProducerState"]
-
-
-class ProducerState(StrEnum):
-    """Where a transfer stands on P."""
-
-    NEW = "new"
-    COMPUTING = "computing"
-    REGISTERED = "registered"
-    MATCHED = "matched"
-    HELD = "held"
-    WRITING = "writing"
-    READING = "reading"
-    DRAINING = "draining"
-    ENDED = "ended"
-
+__all__ = ["Producer"]
 
 _S = ProducerState
-
-
-def _to(*states: ProducerState) -> frozenset[StrEnum]:
-    return frozenset(states)
-
-
-PRODUCER_TABLE: Table = {
-    (_S.NEW, PrefillAnnounced): _to(_S.COMPUTING),
-    (_S.NEW, RegisterReceived): _to(_S.REGISTERED, _S.NEW),
-    (_S.NEW, CancelReceived): _to(_S.ENDED),
-    (_S.NEW, DoneReceived): _to(_S.NEW),
-    (_S.NEW, StatusAsked): _to(_S.NEW),
-    (_S.COMPUTING, PrefillFinished): _to(_S.HELD),
-    (_S.COMPUTING, PrefillAborted): _to(_S.ENDED),
-    (_S.COMPUTING, RegisterReceived): _to(_S.MATCHED, _S.COMPUTING),
-    (_S.COMPUTING, CancelReceived): _to(_S.ENDED),
-    (_S.COMPUTING, StatusAsked): _to(_S.COMPUTING),
-    (_S.REGISTERED, PrefillAnnounced): _to(_S.MATCHED, _S.COMPUTING),
-    (_S.REGISTERED, RegisterReceived): _to(_S.REGISTERED),
-    (_S.REGISTERED, CancelReceived): _to(_S.ENDED, _S.REGISTERED),
-    (_S.REGISTERED, StatusAsked): _to(_S.REGISTERED),
-    (_S.REGISTERED, PeerLost): _to(_S.ENDED),
-    (_S.REGISTERED, DeadlineReached): _to(_S.ENDED, _S.REGISTERED),
-    (_S.MATCHED, PrefillFinished): _to(_S.WRITING, _S.READING, _S.ENDED),
-    (_S.MATCHED, PrefillAborted): _to(_S.ENDED),
-    (_S.MATCHED, RegisterReceived): _to(_S.MATCHED, _S.COMPUTING),
-    (_S.MATCHED, CancelReceived): _to(_S.ENDED, _S.MATCHED),
-    (_S.MATCHED, StatusAsked): _to(_S.MATCHED),
-    (_S.MATCHED, PeerLost): _to(_S.ENDED),
-    (_S.HELD, RegisterReceived): _to(_S.WRITING, _S.READING, _S.ENDED, _S.HELD),
-    (_S.HELD, CancelReceived): _to(_S.ENDED),
-    (_S.HELD, StatusAsked): _to(_S.HELD),
-    (_S.HELD, DeadlineReached): _to(_S.ENDED),
-    (_S.WRITING, WritesDone): _to(_S.ENDED),
-    (_S.WRITING, WritesFailed): _to(_S.ENDED),
-    (_S.WRITING, RegisterReceived): _to(_S.WRITING),
-    (_S.WRITING, CancelReceived): _to(_S.DRAINING, _S.WRITING),
-    (_S.WRITING, StatusAsked): _to(_S.WRITING),
-    (_S.WRITING, PeerLost): _to(_S.DRAINING),
-    (_S.READING, DoneReceived): _to(_S.ENDED, _S.READING),
-    (_S.READING, RegisterReceived): _to(_S.READING),
-    (_S.READING, CancelReceived): _to(_S.ENDED, _S.READING),
-    (_S.READING, StatusAsked): _to(_S.READING),
-    (_S.READING, PeerLost): _to(_S.ENDED),
-    (_S.DRAINING, WritesDone): _to(_S.ENDED),
-    (_S.DRAINING, WritesFailed): _to(_S.ENDED),
-    (_S.DRAINING, RegisterReceived): _to(_S.DRAINING),
-    (_S.DRAINING, CancelReceived): _to(_S.DRAINING),
-    (_S.DRAINING, StatusAsked): _to(_S.DRAINING),
-    (_S.DRAINING, PeerLost): _to(_S.DRAINING),
-    (_S.ENDED, PrefillAnnounced): _to(_S.ENDED),
-    (_S.ENDED, PrefillFinished): _to(_S.ENDED),
-    (_S.ENDED, PrefillAborted): _to(_S.ENDED),
-    (_S.ENDED, RegisterReceived): _to(_S.ENDED),
-    (_S.ENDED, CancelReceived): _to(_S.ENDED),
-    (_S.ENDED, DoneReceived): _to(_S.ENDED),
-    (_S.ENDED, StatusAsked): _to(_S.ENDED),
-    (_S.ENDED, DeadlineReached): _to(_S.ENDED),
-    # A `Done` for a transfer that is not being read can only be a late copy.
-    (_S.COMPUTING, DoneReceived): _to(_S.COMPUTING),
-    (_S.REGISTERED, DoneReceived): _to(_S.REGISTERED),
-    (_S.MATCHED, DoneReceived): _to(_S.MATCHED),
-    (_S.HELD, DoneReceived): _to(_S.HELD),
-    (_S.WRITING, DoneReceived): _to(_S.WRITING),
-    (_S.DRAINING, DoneReceived): _to(_S.DRAINING),
-}
-
 
 _DENIALS_KEPT = 1024
 """Above this number, denials whose time is over are dropped when one is added."""
