@@ -5,6 +5,7 @@ import urllib.request
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 __all__ = ["EngineMetrics", "Moved"]
 
@@ -33,25 +34,18 @@ class EngineMetrics:
 
     def value(self, name: str, **labels: str) -> float:
         """The sum over all series of the sample `name` that have these labels; 0 if there are none."""
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:  # noqa: S310 - our own URL
-            text = answer.read().decode()
-        wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(name))
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(wanted)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return _total(self._read(name), name, labels)
 
     def moved(self) -> Moved:
         """What this decode worker has received since it started."""
-        ended = self.value("kvberth:transfers_total", role="consumer")
-        completed = self.value("kvberth:transfers_total", role="consumer", end="completed", reason="none")
+        page = self._read("kvberth:transfer")
+        ended = _total(page, "kvberth:transfers_total", {"role": "consumer"})
+        completed = _total(page, "kvberth:transfers_total", {"role": "consumer", "end": "completed", "reason": "none"})
         return Moved(
             completed,
             ended - completed,
-            self.value("kvberth:transfer_bytes_total", role="consumer"),
-            self.value("kvberth:transfer_descriptors_total", role="consumer"),
+            _total(page, "kvberth:transfer_bytes_total", {"role": "consumer"}),
+            _total(page, "kvberth:transfer_descriptors_total", {"role": "consumer"}),
         )
 
     def moved_since(self, before: Moved, transfers: int, timeout_seconds: float = 5.0) -> Moved:
@@ -68,3 +62,14 @@ class EngineMetrics:
                     now.num_descriptors - before.num_descriptors,
                 )
             time.sleep(0.05)
+
+    def _read(self, prefix: str) -> list[Sample]:
+        """The samples whose names begin with `prefix`; the page has thousands of others."""
+        with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:  # noqa: S310 - our own URL
+            text = answer.read().decode()
+        wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(prefix))
+        return [sample for family in text_string_to_metric_families(wanted) for sample in family.samples]
+
+
+def _total(samples: list[Sample], name: str, labels: dict[str, str]) -> float:
+    return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())

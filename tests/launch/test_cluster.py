@@ -1,0 +1,68 @@
+"""A cluster is started and stopped as one. Engines are small processes here; `tests/e2e` has real ones."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kvberth.launch import ClusterSettings, LaunchError, LocalCluster, engine
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+@pytest.fixture
+def fake_engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Engines are `fake_engine.py`; the list is how each one behaves, the first one's behaviour first."""
+    behaviours: list[str] = []
+
+    def command(kind: object, settings: object, *, port: int, control_port: int) -> list[str]:
+        return [sys.executable, str(FAKE), str(port), *([behaviours.pop(0)] if behaviours else [])]
+
+    monkeypatch.setattr(engine, "engine_command", command)
+    return behaviours
+
+
+def settings(tmp_path: Path, undivided: int = 2) -> ClusterSettings:
+    return ClusterSettings(model="m", prefill=0, decode=0, undivided=undivided, run_dir=tmp_path / "run")
+
+
+def test_block_starts_and_stops_everything(fake_engines, tmp_path):
+    """Each engine has a port and a log of its own; after the block none is left."""
+    console = Console(record=True, width=100, force_terminal=False)
+    with LocalCluster(settings(tmp_path), console) as cluster:
+        one, two = cluster.undivided
+        assert one.is_ready()
+        assert two.is_ready()
+        assert one.url != two.url
+        assert "fake engine" in one.log.read_text()
+        assert cluster.prefill == cluster.decode == []
+        with pytest.raises(LaunchError, match="no router"):
+            _ = cluster.router_url
+    assert not one.is_alive
+    assert not two.is_alive
+    assert "undivided-1" in console.export_text()
+
+
+def test_engine_that_dies_at_start_stops_the_others(fake_engines, tmp_path):
+    """The error has the end of its log."""
+    fake_engines += ["--deaf", "--die"]
+    cluster = LocalCluster(settings(tmp_path))
+    with pytest.raises(LaunchError, match=r"undivided-1 ended with status 3(.|\n)*no such model"), cluster:
+        pass
+    assert not any(each.is_alive for each in cluster.engines)
+
+
+def test_engine_that_dies_later_ends_the_wait(fake_engines, tmp_path):
+    """`kvberth up` notices."""
+    with LocalCluster(settings(tmp_path, undivided=1)) as cluster:
+        cluster.undivided[0].kill()
+        with pytest.raises(LaunchError, match="undivided-0 ended"):
+            cluster.wait()
+
+
+def test_error_in_the_block_stops_everything(fake_engines, tmp_path):
+    """A test that fails leaves no engine behind."""
+    with pytest.raises(ZeroDivisionError), LocalCluster(settings(tmp_path, undivided=1)) as cluster:
+        _ = 1 / 0
+    assert not cluster.undivided[0].is_alive
