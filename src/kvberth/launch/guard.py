@@ -25,16 +25,19 @@ _GRACE_SECONDS = 10.0
 
 
 def _end_family() -> None:
-    """SIGTERM to every descendant, and SIGKILL to those that are still there after the grace."""
+    """SIGTERM to every descendant, once, and SIGKILL to those that are still there after the grace."""
     me = psutil.Process()
-    family = me.children(recursive=True)
-    for process in family:
-        _signal(process, signal.SIGTERM)
+    asked: set[psutil.Process] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline:
         _reap()
-        if not me.children(recursive=True):
+        family = set(me.children(recursive=True))
+        if not family:
             return
+        # Again and again, since an engine that is still starting has children after it was asked to end.
+        for process in family - asked:
+            _signal(process, signal.SIGTERM)
+        asked |= family
         time.sleep(0.05)
     for process in me.children(recursive=True):
         _signal(process, signal.SIGKILL)

@@ -1,7 +1,6 @@
 """One process of a cluster: started behind a guard, logged to a file, stopped with its whole family."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -127,7 +126,7 @@ class ManagedProcess:
         self.begin_stop()
         if not self._wait(_STOP_SECONDS):
             self.kill()
-            os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.kill()
             self._guard.wait()
 
     def _wait(self, seconds: float) -> bool:

@@ -15,7 +15,7 @@ from kvberth.protocol import TransferKey, TransferMode
 
 __all__ = ["ParamsError", "TransferParams", "external_request_id", "prompt_digest"]
 
-_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
+_VLLM_REQUEST_ID = re.compile(r"^(?:cmpl-(?P<completion>.+)-\d+|chatcmpl-(?P<chat>.+))-[0-9a-f]{8}$")
 _CHILD_PREFIX = re.compile(r"^(\d+)_")
 
 
@@ -72,7 +72,7 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def key(self, request_id: str) -> TransferKey:
         """The transfer of the request that vLLM calls `request_id`, on the decode worker."""
-        transfer_id = self.transfer_id or self.remote_request_id or external_request_id(request_id)
+        transfer_id = self.transfer_id or external_request_id(self.remote_request_id or request_id)
         child = _CHILD_PREFIX.match(request_id) if self.num_consumers > 1 else None
         return TransferKey(transfer_id, int(child.group(1)) if child else 0)
 
@@ -93,13 +93,14 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def external_request_id(request_id: str) -> str:
-    """The request's id before vLLM made it unique.
+    """The `X-Request-Id` that vLLM made `request_id` from; an id of another form is returned as it is.
 
-    vLLM appends a random suffix of eight hexadecimal digits. Two workers that were given the same `X-Request-Id` have
-    what remains in common, which is how a router that dispatches both legs at once and knows no `transfer_id` ties
-    them together.
+    vLLM puts the endpoint in front, the prompt's position behind (completions) and a random suffix behind that. Two
+    workers that were given one `X-Request-Id` have it in common, which is how a router that knows no `transfer_id` ties
+    its two legs together. vllm-router, in push, names it in `remote_request_id`.
     """
-    return _RANDOM_SUFFIX.sub("", request_id)
+    found = _VLLM_REQUEST_ID.match(request_id)
+    return (found["completion"] or found["chat"]) if found else request_id
 
 
 def prompt_digest(token_ids: list[int], *others: str) -> bytes:
