@@ -136,7 +136,8 @@ def show(console: Console, rows: list[Row]) -> None:
         line = f"[dim]{answer.prompt_tokens:>5} tokens, {row.mode}:[/] {text}"
         console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
     caption = "TTFT and TPOT are medians; KV MB and descriptors are sums"
-    table = Table(title="One model, three ways: CPU, float32, greedy", caption=caption, box=box.SIMPLE_HEAD)
+    title = "One model, three ways: CPU, float32, greedy"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns wide
     for name in ("mode", "prompt tokens", "TTFT ms", "TPOT ms", "KV MB", "descriptors", "identical"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for row in rows:
