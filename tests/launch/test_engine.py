@@ -64,6 +64,7 @@ def test_processor_s_cores_are_shared():
     env = engine_environment(ClusterSettings(model="m"), CPU, {}, num_engines=3, position=0)
     assert env["OMP_NUM_THREADS"] == "1"
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "CUDA_VISIBLE_DEVICES" not in env
 
 

@@ -1,5 +1,6 @@
 """Processes are started, watched and stopped with their whole families; nothing is left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,7 +55,13 @@ def whole_family(process: ManagedProcess) -> list[psutil.Process]:
 
 
 def are_gone(family: list[psutil.Process]) -> bool:
-    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
+    return not any(is_there(each) for each in family)
+
+
+def is_there(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_process_becomes_ready_and_stops_with_its_family(make):

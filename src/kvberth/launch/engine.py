@@ -153,4 +153,7 @@ def engine_environment(
     defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     defaults["OMP_NUM_THREADS"] = str(max(1, hardware.num_cores // num_engines))
     defaults["VLLM_CPU_KVCACHE_SPACE"] = _CPU_KV_GIB
+    # The worker in the engine's own process, as on one GPU: the two would spin on a queue while a decode worker waits
+    # for a handoff, and take a core from the prefill worker. The engine stays a process apart from the API server.
+    defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {**defaults, **base}
