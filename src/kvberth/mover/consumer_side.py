@@ -3,7 +3,7 @@
 import logging
 from functools import partial
 
-from kvberth.layout import LayoutError, find_mismatch, plan_runs
+from kvberth.layout import LayoutError, Mismatch, find_mismatch, plan_runs
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Link, LinkState
@@ -87,7 +87,7 @@ class ConsumerSide:
 
     def begin(self, key: TransferKey, address: str, event: ConsumerEvent, now: float) -> None:
         """A request waits for, or declines, the KV of the producer at `address`."""
-        self._tell(key, event, now)
+        self.tell(key, event, now)
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = Link(address, opened_at=now, last_heard=now)
@@ -98,11 +98,11 @@ class ConsumerSide:
             return
         if not self._is_live(link):  # nothing has been said for a while: the silence starts to count now
             link.last_heard, link.next_heartbeat = now, now
-        self._tell(key, PeerReady(link.peer), now)
+        self.tell(key, PeerReady(link.peer), now)
 
     def tell(self, key: TransferKey, event: ConsumerEvent, now: float) -> None:
-        """Something else happened to a transfer."""
-        self._tell(key, event, now)
+        """Something happened to a transfer."""
+        self._do(self._machine.handle(key, event, now), now)
 
     def receive(self, address: str, frame: bytes, now: float) -> None:
         """A frame from a producer that we dialled."""
@@ -113,8 +113,8 @@ class ConsumerSide:
         try:
             message = decode(frame)
         except VersionMismatch as error:
-            detail = _mismatch_text("protocol_version", str(error.theirs), str(PROTOCOL_VERSION))
-            self._refuse(link, Reason.INCOMPATIBLE, detail, now)
+            mismatch = Mismatch("protocol_version", str(error.theirs), str(PROTOCOL_VERSION))
+            self._refuse(link, Reason.INCOMPATIBLE, str(mismatch), now)
         except MalformedMessage as error:
             _log.warning("kvberth: dropped a control message from prefill worker %s: %s", address, error)
         else:
@@ -127,7 +127,7 @@ class ConsumerSide:
         self._do(self._machine.fire(now), now)
         for landing in self._flights.advance():
             moved = (landing.num_bytes, landing.num_descriptors)
-            self._tell(landing.key, ReadsFailed(landing.error) if landing.error else ReadsDone(*moved), now)
+            self.tell(landing.key, ReadsFailed(landing.error) if landing.error else ReadsDone(*moved), now)
 
     def lose_all(self, detail: str, now: float) -> None:
         """Give up on every producer that we wait for."""
@@ -158,7 +158,7 @@ class ConsumerSide:
             case Welcome(card):
                 self._welcome(link, card, now)
             case Incompatible(field, producer_value, consumer_value):
-                self._refuse(link, Reason.INCOMPATIBLE, _mismatch_text(field, producer_value, consumer_value), now)
+                self._refuse(link, Reason.INCOMPATIBLE, str(Mismatch(field, producer_value, consumer_value)), now)
             case HelloNeeded():
                 # Until it has welcomed us again, no heartbeat may name what it has yet to be told of.
                 link.state, link.opened_at = LinkState.GREETING, now
@@ -168,7 +168,7 @@ class ConsumerSide:
             case Located(blocks=blocks) if link.card is not None and (error := block_error(blocks, link.card)):
                 self._lose(link, f"it offers blocks that it cannot have: {error}", now)
             case Accepted() | Writing() | Located() | Ended() | Quiesced():
-                self._tell(message.key, message, now)
+                self.tell(message.key, message, now)
             case _:
                 _log.warning("kvberth: a prefill worker does not send %s; dropped", type(message).__name__)
 
@@ -195,28 +195,26 @@ class ConsumerSide:
         link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
         waiting, link.waiting = link.waiting, []
         for key in (*waiting, *(self._machine.unanswered(old) if old is not None else ())):
-            self._tell(key, PeerReady(new), now)
+            self.tell(key, PeerReady(new), now)
         if old is not None and old != new:
             self._do(self._machine.lose_peer(old, "the prefill worker was restarted", now), now)
 
     def _refuse(self, link: Link, reason: Reason, detail: str, now: float) -> None:
         """The producer cannot be used: end what waits for it, and try anew with the next request."""
         _log.error("kvberth: prefill worker at %s cannot be used: %s", link.address, detail)
-        self._drop(link, detail, now)
-        for key in link.waiting:
-            self._tell(key, PeerRefused(reason, detail), now)
+        self._drop(link, reason, detail, now)
 
     def _lose(self, link: Link, detail: str, now: float) -> None:
         _log.error("kvberth: prefill worker at %s is lost: %s", link.address, detail)
-        self._drop(link, detail, now)
-        for key in link.waiting:
-            self._tell(key, PeerRefused(Reason.PEER_LOST, detail), now)
+        self._drop(link, Reason.PEER_LOST, detail, now)
 
-    def _drop(self, link: Link, detail: str, now: float) -> None:
+    def _drop(self, link: Link, reason: Reason, detail: str, now: float) -> None:
         del self._links[link.address]
         self._wire.hang_up(link.address)
         if link.peer is not None:
             self._cut(link.peer, detail, now)
+        for key in link.waiting:
+            self.tell(key, PeerRefused(reason, detail), now)
 
     def _cut(self, peer: PeerName, detail: str, now: float) -> None:
         """Tear down the transport to a producer, and only then let its transfers end."""
@@ -229,9 +227,6 @@ class ConsumerSide:
             disconnect(self._transport, agent)
 
     # Actions.
-
-    def _tell(self, key: TransferKey, event: ConsumerEvent, now: float) -> None:
-        self._do(self._machine.handle(key, event, now), now)
 
     def _do(self, actions: list[Action], now: float) -> None:
         for action in actions:
@@ -258,8 +253,4 @@ class ConsumerSide:
         try:
             self._flights.start(action.key, Direction.READ, self._agents[action.peer], plan)
         except LayoutError as error:
-            self._tell(action.key, ReadsFailed(str(error)), now)
-
-
-def _mismatch_text(field: str, producer_value: str, consumer_value: str) -> str:
-    return f"{field} differs: prefill worker has {producer_value}, decode worker has {consumer_value}"
+            self.tell(action.key, ReadsFailed(str(error)), now)

@@ -32,6 +32,7 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName, Role, TransferKey, TransferMode
 from kvberth.protocol.messages import Accepted, Cancel, Done, Ended, Located, Quiesced, Register, Writing
+from kvberth.protocol.peers import KeysByPeer
 from kvberth.protocol.table import allowed_targets, check_target
 from kvberth.protocol.timing import Timing
 
@@ -73,7 +74,7 @@ class Consumer:
         self._transfers: dict[TransferKey, _Transfer] = {}
         self._deadlines = Deadlines()
         self._counts: Counter[ConsumerState] = Counter()
-        self._keys_of_peer: dict[PeerName, set[TransferKey]] = {}
+        self._keys_of_peer = KeysByPeer()
 
     # What the driver asks.
 
@@ -92,7 +93,7 @@ class Consumer:
 
     def live_with(self, peer: PeerName) -> tuple[tuple[TransferKey, int], ...]:
         """What we wait for from this peer, for the heartbeat."""
-        return tuple((key, self._transfers[key].attempt) for key in sorted(self._keys_of_peer.get(peer, ())))
+        return tuple((key, self._transfers[key].attempt) for key in self._keys_of_peer.of(peer))
 
     def unanswered(self, peer: PeerName) -> tuple[TransferKey, ...]:
         """Registrations that this peer has not answered, and may never have seen."""
@@ -174,9 +175,9 @@ class Consumer:
         transfer.state = _S.DECLINING
 
     def _on_peer_ready(self, transfer: _Transfer, event: PeerReady, now: float) -> None:
-        self._untie_peer(transfer)
+        self._keys_of_peer.untie(transfer.peer, transfer.key)
         transfer.peer = event.peer
-        self._keys_of_peer.setdefault(event.peer, set()).add(transfer.key)
+        self._keys_of_peer.tie(event.peer, transfer.key)
         if transfer.state is _S.DECLINING:
             cancel = Cancel(transfer.key, transfer.attempt, transfer.reason)
             transfer.actions.append(SendMessage(event.peer, cancel))
@@ -296,14 +297,6 @@ class Consumer:
         transfer.state = _S.DRAINING
         transfer.actions.append(StopPosting(transfer.key))
 
-    def _untie_peer(self, transfer: _Transfer) -> None:
-        """The peer's loss no longer concerns this transfer."""
-        if transfer.peer is not None:
-            keys = self._keys_of_peer[transfer.peer]
-            keys.discard(transfer.key)
-            if not keys:
-                del self._keys_of_peer[transfer.peer]
-
     def _report(self, transfer: _Transfer, *, ok: bool, reason: Reason) -> None:
         if transfer.is_engine_waiting:
             assert transfer.request is not None
@@ -314,7 +307,7 @@ class Consumer:
     def _finish(self, transfer: _Transfer, now: float) -> None:
         """The one end of a transfer."""
         transfer.state = _S.ENDED
-        self._untie_peer(transfer)
+        self._keys_of_peer.untie(transfer.peer, transfer.key)
         self._report(transfer, ok=transfer.end is End.COMPLETED, reason=transfer.reason)
         mode = transfer.request.mode if transfer.request else None
         seconds = now - transfer.started

@@ -43,6 +43,7 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName, RequestId, Role, TransferKey, TransferMode
 from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Register, Writing
+from kvberth.protocol.peers import KeysByPeer
 from kvberth.protocol.producer_states import PRODUCER_TABLE, ProducerState
 from kvberth.protocol.table import allowed_targets, check_target
 from kvberth.protocol.timing import Timing
@@ -97,7 +98,7 @@ class Producer:
         self._transfers: dict[TransferKey, _Transfer] = {}
         self._deadlines = Deadlines()
         self._keys_of_request: dict[RequestId, set[TransferKey]] = {}
-        self._keys_of_peer: dict[PeerName, set[TransferKey]] = {}
+        self._keys_of_peer = KeysByPeer()
         self._counts: Counter[ProducerState] = Counter()
         self._denied: dict[tuple[TransferKey, PeerName, int], float] = {}
 
@@ -107,10 +108,6 @@ class Producer:
         """The state of a transfer; None if nothing is known of it."""
         transfer = self._transfers.get(key)
         return transfer.state if transfer else None
-
-    def live_keys(self, peer: PeerName) -> frozenset[TransferKey]:
-        """Transfers that are registered by this peer and have not ended."""
-        return frozenset(self._keys_of_peer.get(peer, ()))
 
     def has_live(self, peer: PeerName) -> bool:
         """Whether this peer waits for anything."""
@@ -166,7 +163,7 @@ class Producer:
     def lose_peer(self, peer: PeerName, detail: str, now: float) -> list[Action]:
         """The peer is gone; so are its registrations."""
         actions: list[Action] = []
-        for key in sorted(self.live_keys(peer)):
+        for key in self._keys_of_peer.of(peer):
             actions += self.handle(key, PeerLost(peer, detail), now)
         return actions
 
@@ -179,7 +176,9 @@ class Producer:
         for key, attempt in live:
             actions += self.handle(key, StatusAsked(peer, attempt), now)
         named = {key for key, _ in live}
-        for key in sorted(self.live_keys(peer) - named):
+        for key in self._keys_of_peer.of(peer):
+            if key in named:
+                continue
             transfer = self._transfers[key]
             if transfer.registration is not None and now - transfer.registered_at > self._timing.heartbeat_seconds:
                 event = CancelReceived(peer, transfer.registration.attempt, Reason.CONSUMER_GONE)
@@ -295,7 +294,6 @@ class Producer:
             self._finish(transfer, End.FAILED, Reason.PEER_LOST, event.detail, now, tell_peer=False)
 
     def _on_writes_over(self, transfer: _Transfer, event: WritesDone | WritesFailed, now: float) -> None:
-        failed = isinstance(event, WritesFailed)
         if transfer.state is _S.DRAINING:
             assert transfer.peer is not None
             assert transfer.registration is not None
@@ -306,11 +304,9 @@ class Producer:
                 )
             end = End.FAILED if was_lost else End.CANCELLED
             self._finish(transfer, end, transfer.reason, transfer.detail, now, tell_peer=False)
-        elif failed:
-            assert isinstance(event, WritesFailed)
+        elif isinstance(event, WritesFailed):
             self._finish(transfer, End.FAILED, Reason.TRANSPORT, event.detail, now)
         else:
-            assert isinstance(event, WritesDone)
             transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
 
@@ -330,7 +326,7 @@ class Producer:
         """Take the first registration, or the one that supersedes."""
         message = event.message
         transfer.registration, transfer.peer, transfer.registered_at = message, event.peer, now
-        self._keys_of_peer.setdefault(event.peer, set()).add(transfer.key)
+        self._keys_of_peer.tie(event.peer, transfer.key)
         if transfer.request_id is None:
             transfer.state = _S.REGISTERED
             transfer.deadline = now + self._timing.orphan_seconds
@@ -373,15 +369,8 @@ class Producer:
 
     def _unbind(self, transfer: _Transfer) -> None:
         """Nobody is registered any more."""
-        self._untie_peer(transfer)
+        self._keys_of_peer.untie(transfer.peer, transfer.key)
         transfer.registration = transfer.peer = None
-
-    def _untie_peer(self, transfer: _Transfer) -> None:
-        """The peer's loss no longer concerns this transfer."""
-        if transfer.peer is not None and (keys := self._keys_of_peer.get(transfer.peer)) is not None:
-            keys.discard(transfer.key)
-            if not keys:
-                del self._keys_of_peer[transfer.peer]
 
     def _begin(self, transfer: _Transfer, now: float) -> None:
         """Blocks and registration are both here: move the bytes."""
@@ -432,7 +421,7 @@ class Producer:
         seconds = now - transfer.started
         record = EndRecord(Role.PRODUCER, transfer.key, mode, end, reason, detail, *moved, seconds)
         transfer.actions.append(record)
-        self._untie_peer(transfer)
+        self._keys_of_peer.untie(transfer.peer, transfer.key)
         if transfer.is_engine_done:
             self._release(transfer)
 

@@ -6,10 +6,15 @@ from typing import Any
 
 from kvberth.protocol.errors import UnexpectedEvent
 
-__all__ = ["Table", "allowed_targets", "check_target", "mermaid"]
+__all__ = ["Table", "allowed_targets", "check_target", "mermaid", "to"]
 
 Table = Mapping[tuple[StrEnum, type[Any]], frozenset[StrEnum]]
 """For every (state, event) that can happen: the states that it may lead to. What is absent is a bug."""
+
+
+def to(*states: StrEnum) -> frozenset[StrEnum]:
+    """The states that an entry of a table may lead to."""
+    return frozenset(states)
 
 
 def allowed_targets(table: Table, subject: object, state: StrEnum, event: object) -> frozenset[StrEnum]:

@@ -5,28 +5,14 @@ import json
 from pathlib import PurePath
 from typing import Any, TypedDict
 
-import msgspec
 from vllm.config import VllmConfig
 
-__all__ = ["EngineFacts", "FactsDict", "facts_of"]
+__all__ = ["EngineFacts", "facts_of"]
 
 _NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
 
 
-class FactsDict(TypedDict):
-    """The fields of `EngineFacts`."""
-
-    model: str
-    dtype: str
-    kv_cache_dtype: str
-    num_kv_heads: int
-    head_size: int
-    block_size: int
-    layout: str
-    tensor_parallel_size: int
-
-
-class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+class EngineFacts(TypedDict):
     """`kvberth.layout.Fingerprint` without what only the KV cache's tensors tell."""
 
     model: str
@@ -37,11 +23,6 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     layout: str
     tensor_parallel_size: int
-
-    def as_dict(self) -> FactsDict:
-        """For the constructor of `Fingerprint`."""
-        facts: FactsDict = msgspec.to_builtins(self)
-        return facts
 
 
 def facts_of(vllm_config: VllmConfig) -> EngineFacts:

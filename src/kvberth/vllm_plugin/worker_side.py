@@ -69,7 +69,7 @@ class WorkerSide:
         memory_type = MemoryType.HOST if next(iter(kv_caches.values())).device.type == "cpu" else MemoryType.DEVICE
         incarnation = uuid.uuid4().hex
         fingerprint = Fingerprint(
-            **self._facts.as_dict(),
+            **self._facts,
             num_layers=len(kv_caches),
             block_lengths=tuple(region.block_length for region in regions),
         )
