@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-COMMANDS = ["up", "router", "doctor", "version"]
+COMMANDS = ["up", "router", "bench", "doctor", "version"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

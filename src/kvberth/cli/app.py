@@ -2,6 +2,7 @@
 
 import typer
 
+from kvberth.cli.bench import bench
 from kvberth.cli.doctor import doctor
 from kvberth.cli.errors import OneLineErrors
 from kvberth.cli.router import router
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(up)
 app.command()(router)
+app.command()(bench)
 app.command()(doctor)
 app.command()(version)
 

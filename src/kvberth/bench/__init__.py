@@ -1,0 +1,35 @@
+"""The load generator: planned traffic out, one record per request back, figures from the records.
+
+Traffic, sending, records and statistics know nothing of each other beyond their types; `run` ties them together.
+"""
+
+from kvberth.bench.client import Target
+from kvberth.bench.errors import BenchError, RecordError, TargetError
+from kvberth.bench.machine import machine, versions
+from kvberth.bench.records import RecordFile, RequestRecord, read_records, write_records
+from kvberth.bench.run import Progress, RunResult, run
+from kvberth.bench.statistics import Percentiles, Summary, summarise
+from kvberth.bench.traffic import Arrivals, Plan, PlannedRequest, RandomTraffic
+
+__all__ = [
+    "Arrivals",
+    "BenchError",
+    "Percentiles",
+    "Plan",
+    "PlannedRequest",
+    "Progress",
+    "RandomTraffic",
+    "RecordError",
+    "RecordFile",
+    "RequestRecord",
+    "RunResult",
+    "Summary",
+    "Target",
+    "TargetError",
+    "machine",
+    "read_records",
+    "run",
+    "summarise",
+    "versions",
+    "write_records",
+]

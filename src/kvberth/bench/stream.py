@@ -1,0 +1,118 @@
+"""What the bytes of a streamed completion say, once all have come. No I/O and no clock.
+
+The client keeps bytes and arrival times while it measures and leaves all decoding to this module.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+__all__ = ["Answer", "Piece", "error_message", "read_answer"]
+
+Piece = tuple[int, bytes]
+"""When some bytes came, in nanoseconds, and the bytes; they may end anywhere, in the middle of an event too."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One streamed answer, as far as it came.
+
+    Attributes:
+        chunk_times_ns: when each chunk with a choice came. As in `vllm bench serve`, its text may be empty (a token
+            that ends no character), and the last chunk, which has only the usage, does not count.
+        prompt_tokens: as the server counts them; None if it does not say.
+        output_tokens: as the server counts them; without its usage the ids it sent, or else the chunks.
+        error: what the server said went wrong, or what in its events could not be read; None if nothing.
+        is_done: the stream ended with `[DONE]`.
+    """
+
+    text: str = ""
+    chunk_times_ns: list[int] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    error: str | None = None
+    is_done: bool = False
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    error: Any = None
+
+
+# RecursionError: JSON that is nested without end.
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+def read_answer(pieces: Iterable[Piece]) -> Answer:
+    """Decode the events in `pieces`. What a server sends wrong ends up in `error`; nothing is raised."""
+    answer = Answer()
+    texts: list[str] = []
+    num_ids = 0
+    usage: _Usage | None = None
+    for time_ns, data in _events(pieces):
+        if data == b"[DONE]":
+            answer.is_done = True
+            break
+        try:
+            chunk = _decoder.decode(data)
+        except _UNREADABLE as error:
+            answer.error = f"unreadable event: {error}"
+            break
+        if chunk.error is not None:
+            answer.error = f"error in the stream: {error_message(data)}"
+            break
+        if chunk.choices:
+            answer.chunk_times_ns.append(time_ns)
+            texts.append(chunk.choices[0].text or "")
+            num_ids += len(chunk.choices[0].token_ids or ())
+        usage = chunk.usage or usage
+        answer.kv_transfer_params = chunk.kv_transfer_params or answer.kv_transfer_params
+    answer.text = "".join(texts)
+    answer.output_tokens = num_ids or len(answer.chunk_times_ns)
+    if usage is not None:
+        answer.prompt_tokens = usage.prompt_tokens
+        if usage.completion_tokens is not None:
+            answer.output_tokens = usage.completion_tokens
+    return answer
+
+
+def error_message(body: bytes) -> str:
+    """What an OpenAI-style error says, or else the body itself, on one line of bounded length."""
+    text = body.decode(errors="replace")
+    try:
+        said = msgspec.json.decode(body)
+    except _UNREADABLE:
+        said = None
+    for key in ("error", "message", "detail"):
+        if isinstance(said, dict) and key in said:
+            said = said[key]
+            text = str(said)
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _events(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The data of each event with the time at which its line was complete. Servers send one `data:` line per event."""
+    rest = b""
+    for time_ns, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield time_ns, line[5:].strip()

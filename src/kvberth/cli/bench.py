@@ -1,0 +1,224 @@
+"""`kvberth bench`: load on one server, and the figures of it."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvberth.cli.errors import BadSettings, RunFailed
+from kvberth.cli.options import Config, Json
+
+if TYPE_CHECKING:
+    from kvberth.bench import Percentiles, Progress, RandomTraffic, RecordFile, RunResult, Target
+
+__all__ = ["Arrivals", "bench"]
+
+RECORDS = "requests.jsonl"
+SUMMARY = "summary.json"
+
+_SHOWN_HEADERS = "x-kvberth"
+"""Headers that begin so are part of the result. The values of others may be secrets."""
+
+
+class Arrivals(StrEnum):
+    """`kvberth.bench.Arrivals` without the import of numpy; a test holds them equal."""
+
+    POISSON = "poisson"
+    UNIFORM = "uniform"
+
+
+def bench(
+    url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server: an engine or a router.")],
+    model: Annotated[str | None, typer.Option(help="Model to ask for; the first of /v1/models if not given.")] = None,
+    config: Config = None,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 4.0,
+    requests: Annotated[int, typer.Option(help="Number of requests.")] = 100,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 1024,
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 128,
+    arrivals: Annotated[Arrivals, typer.Option(help="Random gaps, or a fixed rate.")] = Arrivals.POISSON,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same traffic.")] = 0,
+    warmup: Annotated[int, typer.Option(help="Requests to send before, one after another; not measured.")] = 2,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for one request.")] = 120.0,
+    token_range: Annotated[
+        str, typer.Option(metavar="LOW:HIGH", help="Prompts are random token ids from LOW to below HIGH.")
+    ] = "1000:20000",  # noqa: S107 - tokens of text
+    header: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Header of each request. Repeatable.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help=f"Folder for {RECORDS} and {SUMMARY}; made if need be.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Send completions at planned times, whether or not earlier ones are answered, and measure the answers.
+
+    Exit status: 0 when all requests succeeded, 1 when one failed, 2 for a bad argument.
+    """
+    from kvberth.bench import Arrivals as TrafficArrivals  # noqa: PLC0415
+    from kvberth.bench import RandomTraffic, Target  # noqa: PLC0415
+
+    del config  # its callback has used it
+    try:
+        target = Target(url=url, model=model, headers=_headers(header or []), timeout_seconds=timeout)
+        traffic = RandomTraffic(
+            requests=requests,
+            rate=rate,
+            arrivals=TrafficArrivals(arrivals),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            token_range=_token_range(token_range),
+            warmup=warmup,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise BadSettings(str(error)) from error
+    started = datetime.now(UTC)
+    with nullcontext() if out is None else _record_file(out) as records:
+        result = _measure(traffic, target, records)
+    report = {"environment": _environment(traffic, target, result.model, started), "summary": result.summary}
+    if out is not None:
+        (out / SUMMARY).write_bytes(_as_json(report, indent=2))
+    if as_json:
+        typer.echo(_as_json(report, indent=0))
+    else:
+        _print_result(Console(highlight=False), result)
+        if out is not None:
+            typer.echo(f"records  {out / RECORDS}")
+    for warning in result.summary.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if result.summary.failed:
+        raise typer.Exit(1)
+
+
+def _headers(given: list[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given]
+    if wrong := [name for name, equals, _ in pairs if not (name.strip() and equals)]:
+        raise BadSettings(f"header: {wrong[0]!r} must be K=V, such as x-kvberth-mode=pull")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _token_range(text: str) -> tuple[int, int]:
+    try:
+        low, high = (int(part) for part in text.split(":"))
+    except ValueError as error:
+        raise BadSettings(f"token_range: {text!r} must be LOW:HIGH, such as 1000:20000") from error
+    return low, high
+
+
+def _record_file(folder: Path) -> "RecordFile":
+    """Opened before anything is sent: that a result cannot be written is not found out at its end."""
+    from kvberth.bench import RecordFile  # noqa: PLC0415
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return RecordFile(folder / RECORDS)
+    except FileExistsError as error:
+        raise BadSettings(f"out: {folder} has results already, or is no folder; name a new one") from error
+    except OSError as error:
+        raise BadSettings(f"out: {folder} cannot be written: {error.strerror}") from error
+
+
+def _measure(traffic: "RandomTraffic", target: "Target", records: "RecordFile | None") -> "RunResult":
+    """On uvloop, which leaves more of the processor to the servers."""
+    import uvloop  # noqa: PLC0415
+
+    from kvberth.bench import BenchError, run  # noqa: PLC0415
+
+    keep = records.write if records else lambda _: None
+    try:
+        with _progress_bar(Console(stderr=True)) as show, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run(traffic.plan(), target, on_progress=show, on_record=keep))
+    except BenchError as error:
+        raise RunFailed(str(error)) from error
+    except KeyboardInterrupt as error:
+        kept = f"; the requests that had ended are in {records.path}" if records else ""
+        raise RunFailed(f"stopped before the end{kept}") from error
+
+
+@contextmanager
+def _progress_bar(console: Console) -> "Iterator[Callable[[Progress], None]]":
+    """Sent, done, failed and the time left, on a terminal. Drawn once a second and by no thread of its own."""
+    from rich.progress import BarColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import Progress as ProgressBar  # noqa: PLC0415
+
+    text = TextColumn("{task.description}")
+    with ProgressBar(
+        text, BarColumn(), console=console, auto_refresh=False, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("warming up", total=None)
+        bar.refresh()
+
+        def show(progress: "Progress") -> None:
+            left = max(0.0, progress.planned_seconds - progress.elapsed_seconds)
+            what = f"{progress.sent}/{progress.total} sent  {progress.done} done  {progress.failed} failed  " + (
+                f"{left:.0f} s left" if left else "last answers"
+            )
+            bar.update(task, description=what, total=progress.total, completed=progress.done)
+            bar.refresh()
+
+        yield show
+
+
+def _environment(traffic: "RandomTraffic", target: "Target", model: str, started: datetime) -> dict[str, Any]:
+    """Where the figures came from."""
+    import dataclasses  # noqa: PLC0415
+
+    from kvberth.bench import machine, versions  # noqa: PLC0415
+
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "url": target.url,
+        "model": model,
+        "headers": _without_secrets(target.headers),
+        "timeout_seconds": target.timeout_seconds,
+        "traffic": dataclasses.asdict(traffic),
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def _without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value if name.lower().startswith(_SHOWN_HEADERS) else "***" for name, value in headers.items()}
+
+
+def _as_json(report: Mapping[str, Any], indent: int) -> bytes:
+    import msgspec  # noqa: PLC0415
+
+    text = msgspec.json.encode(report)
+    return msgspec.json.format(text, indent=indent) + b"\n" if indent else text
+
+
+def _print_result(console: Console, result: "RunResult") -> None:
+    summary = result.summary
+    console.print(
+        f"{summary.succeeded} of {summary.requests} requests succeeded in {summary.duration_seconds:.1f} s: "
+        f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.0f} output tokens/s"
+    )
+    for kind, count in summary.failures.items():
+        example = next(record.error for record in result.records if record.failure_kind == kind)
+        console.print(f"{count} failed: {example}", markup=False, soft_wrap=True)
+    table = Table("ms", *(("mean", "p50", "p95", "p99")))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, figures in (
+        ("TTFT", summary.ttft_ms),
+        ("TPOT", summary.tpot_ms),
+        ("ITL", summary.itl_ms),
+        ("E2E latency", summary.e2e_ms),
+        ("sent late", summary.late_ms),
+    ):
+        table.add_row(name, *_cells(figures))
+    console.print(table)
+    if summary.idle_share is not None:
+        console.print(f"The machine was {summary.idle_share:.0%} idle.")
+
+
+def _cells(figures: "Percentiles | None") -> list[str]:
+    if figures is None:
+        return ["-"] * 4
+    return [f"{value:.2f}" for value in (figures.mean, figures.p50, figures.p95, figures.p99)]
