@@ -21,9 +21,11 @@ DOWNWARDS = {
     "transport": {"layout", "protocol"},
     "mover": {"layout", "protocol", "transport"},
     "vllm_plugin": {"layout", "protocol", "transport", "mover"},
+    "emulator": set(),
     "router": set(),
-    "launch": {"layout", "protocol", "router"},
-    "cli": {"layout", "protocol", "transport", "router", "launch"},
+    "bench": set(),
+    "launch": {"layout", "protocol", "emulator", "router"},
+    "cli": {"layout", "protocol", "transport", "emulator", "router", "bench", "launch"},
 }
 
 # The machines decide; others read clocks, open sockets, start threads and speak to engines.

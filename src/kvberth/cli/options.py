@@ -8,7 +8,7 @@ import typer
 
 from kvberth.cli.config import use_config_file
 
-__all__ = ["Config", "Json", "Mode"]
+__all__ = ["Config", "ConnectorChoice", "Json", "Mode"]
 
 
 class Mode(StrEnum):
@@ -16,6 +16,13 @@ class Mode(StrEnum):
 
     PUSH = "push"
     PULL = "pull"
+
+
+class ConnectorChoice(StrEnum):
+    """`kvberth.launch.Connector` without the import of what starts clusters; a test holds them equal."""
+
+    KVBERTH = "kvberth"
+    VLLM = "vllm"
 
 
 Config = Annotated[

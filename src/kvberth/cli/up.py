@@ -13,16 +13,26 @@ import typer
 from rich.console import Console
 
 from kvberth.cli.errors import BadSettings, RunFailed
-from kvberth.cli.options import Config, Mode
+from kvberth.cli.options import Config, ConnectorChoice, Mode
 
 __all__ = ["up"]
 
 
 def up(
-    model: Annotated[str, typer.Option(help="Name or folder of the model, as for vLLM.")],
+    model: Annotated[str | None, typer.Option(help="Name or folder of the model, as for vLLM.")] = None,
+    emulate: Annotated[
+        str | None, typer.Option(help="In place of a model: a profile of the emulated accelerator, or its .toml file.")
+    ] = None,
+    emulate_link: Annotated[
+        bool, typer.Option("--emulate-link", help="Emulated transfers take the true bytes' time on the profile's link.")
+    ] = False,
     prefill: Annotated[int, typer.Option(help="Number of prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(help="Number of decode workers.")] = 1,
+    undivided: Annotated[int, typer.Option(help="Number of engines beside them that do both, without router.")] = 0,
     mode: Annotated[Mode, typer.Option(help="Who moves the KV cache: prefill pushes, or decode pulls.")] = Mode.PUSH,
+    connector: Annotated[
+        ConnectorChoice, typer.Option(help="Ours, or vLLM's own over NIXL (emulated engines only).")
+    ] = ConnectorChoice.KVBERTH,
     config: Config = None,
     host: Annotated[str, typer.Option(help="Where router and engines listen.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Port of the router; a free one if not given.")] = None,
@@ -37,18 +47,23 @@ def up(
     ] = None,
 ) -> None:
     """Start prefill workers, decode workers and a router on this machine; Ctrl-C stops them all."""
-    from kvberth.launch import ClusterSettings, LaunchError, LocalCluster  # noqa: PLC0415
+    from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster  # noqa: PLC0415
 
     del config  # its callback has used it
-    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+    model = _model_or_profile(model, emulate)
+    if emulate is None and model.startswith(("/", ".", "~")) and not Path(model).is_dir():
         # vLLM would say so too, but after half a minute and as the name of a repository.
         raise BadSettings(f"model: there is no folder {model}")
     try:
         settings = ClusterSettings(
             model=model,
+            emulate=emulate is not None,
+            emulate_link=emulate_link,
             prefill=prefill,
             decode=decode,
+            undivided=undivided,
             mode=mode,
+            connector=Connector(connector),
             host=host,
             port=port,
             served_model_name=served_model_name,
@@ -62,15 +77,37 @@ def up(
         raise BadSettings(str(error)) from error
     try:
         with _one_signal_interrupts(), LocalCluster(settings, Console(stderr=True)) as cluster:
-            typer.echo(f"router  {cluster.router_url}")
+            urls = [engine.url for engine in cluster.undivided]
+            if cluster.router is not None:
+                urls = [cluster.router_url, *urls]
+                typer.echo(f"router  {cluster.router_url}")
+            for engine in cluster.undivided:
+                typer.echo(f"engine  {engine.url}")
             typer.echo(f"logs    {cluster.run_dir}")
-            typer.echo(f"try     {example(cluster.router_url, served_model_name or model)}")
+            typer.echo(f"try     {example(urls[0], served_model_name or (Path(model).stem if emulate else model))}")
             typer.echo("Ctrl-C stops everything.", err=True)
             cluster.wait()
     except KeyboardInterrupt:
         typer.echo("Everything has been stopped.", err=True)
     except (LaunchError, OSError) as error:
         raise RunFailed(str(error)) from error
+
+
+def _model_or_profile(model: str | None, profile: str | None) -> str:
+    """What the engines are to serve, checked as far as it can be without them."""
+    from kvberth.emulator import EmulatorError, load_profile  # noqa: PLC0415
+
+    if profile is None:
+        if model is None:
+            raise BadSettings("model: give --model, or --emulate for an emulated engine")
+        return model
+    if model is not None:
+        raise BadSettings("model: give either --model or --emulate, not both")
+    try:
+        load_profile(profile)
+    except EmulatorError as error:
+        raise BadSettings(f"emulate: {error}") from error
+    return profile
 
 
 def example(router_url: str, model: str) -> str:

@@ -5,10 +5,11 @@ from kvberth.launch.demo_model import DemoModelError, demo_model
 from kvberth.launch.engine import EngineProcess
 from kvberth.launch.ports import PortLease
 from kvberth.launch.process import LaunchError, ManagedProcess
-from kvberth.launch.settings import ClusterSettings
+from kvberth.launch.settings import ClusterSettings, Connector
 
 __all__ = [
     "ClusterSettings",
+    "Connector",
     "DemoModelError",
     "EngineProcess",
     "LaunchError",

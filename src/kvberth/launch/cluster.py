@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from kvberth.launch.engine import EngineKind, EngineProcess, Hardware
 from kvberth.launch.ports import PortLease, is_free
 from kvberth.launch.process import LaunchError, ManagedProcess
-from kvberth.launch.settings import ClusterSettings
+from kvberth.launch.settings import ClusterSettings, Connector
 
 __all__ = ["LocalCluster"]
 
@@ -125,7 +125,7 @@ class LocalCluster:
                 num_engines=len(kinds),
                 position=position,
                 port=self._ports.take(),
-                control_port=self._ports.take(_CONTROL_PORTS) if kind is EngineKind.PREFILL else 0,
+                control_port=self._ports.take(_CONTROL_PORTS) if self._has_control_channel(kind) else 0,
                 run_dir=self.run_dir,
             )
             self.engines.append(engine)
@@ -135,6 +135,11 @@ class LocalCluster:
             self.router = self._make_router()
             self.router.start()
             self._await([self.router])
+
+    def _has_control_channel(self, kind: EngineKind) -> bool:
+        """Only prefill workers listen; with vLLM's connectors, decode workers do too."""
+        is_vllm_decode = kind is EngineKind.DECODE and self.settings.connector is Connector.VLLM
+        return kind is EngineKind.PREFILL or is_vllm_decode
 
     def _make_router(self) -> ManagedProcess:
         settings = self.settings

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from kvberth import emulator
 from kvberth.launch.process import ManagedProcess
-from kvberth.launch.settings import ClusterSettings
+from kvberth.launch.settings import ClusterSettings, Connector
+from kvberth.protocol import TransferMode
 
 __all__ = ["EngineKind", "EngineProcess", "Hardware", "engine_command", "engine_environment"]
 
@@ -96,7 +99,14 @@ class EngineProcess(ManagedProcess):
                 control_port=control_port,
                 engines_per_gpu=hardware.engines_per_gpu(num_engines),
             ),
-            engine_environment(settings, hardware, os.environ, num_engines=num_engines, position=position),
+            engine_environment(
+                settings,
+                hardware,
+                os.environ,
+                num_engines=num_engines,
+                position=position,
+                control_port=control_port,
+            ),
             run_dir / f"{name}.log",
             f"http://{settings.host}:{port}",
         )
@@ -108,7 +118,9 @@ def engine_command(
     """How to start it. vLLM's API server as a module, since not every wheel's `vllm` command works."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", settings.model, "--host", settings.host, "--port", str(port)]
-    if settings.served_model_name is not None:
+    if settings.emulate:
+        command += _emulation(settings)
+    elif settings.served_model_name is not None:
         command += ["--served-model-name", settings.served_model_name]
     if settings.dtype is not None:
         command += ["--dtype", settings.dtype]
@@ -122,28 +134,55 @@ def engine_command(
         # Left alone, the first one takes nearly all of the memory. What the user says comes later, and counts.
         command += ["--gpu-memory-utilization", f"{_GPU_MEMORY_SHARE / engines_per_gpu:.2f}"]
     if kind in _ROLES:
-        transfer = {
-            "kv_connector": "KVBerthConnector",
-            "kv_connector_module_path": "kvberth.vllm_plugin",
-            "kv_role": _ROLES[kind],
-            "kv_port": control_port,
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"control_host": settings.host, "transfer_mode": str(settings.mode)},
-        }
-        command += ["--kv-transfer-config", json.dumps(transfer)]
+        command += ["--kv-transfer-config", json.dumps(_transfer_config(kind, settings, control_port))]
     return [*command, *settings.engine_args]
 
 
+def _emulation(settings: ClusterSettings) -> list[str]:
+    """Arguments of an emulated engine: its name, and the emulator's settings."""
+    name = settings.served_model_name or Path(settings.model).stem
+    arguments = ["--served-model-name", name]
+    if settings.emulate_link:
+        arguments += ["--additional-config", json.dumps({"kvberth_emulator": {"link": True}})]
+    return arguments
+
+
+def _transfer_config(kind: EngineKind, settings: ClusterSettings, control_port: int) -> dict[str, Any]:
+    """vLLM's `--kv-transfer-config`."""
+    common = {"kv_role": _ROLES[kind], "kv_load_failure_policy": "recompute"}
+    if settings.connector is Connector.VLLM:
+        is_push = settings.mode == TransferMode.PUSH
+        return {"kv_connector": "NixlPushConnector" if is_push else "NixlConnector", **common}
+    return {
+        "kv_connector": "KVBerthConnector",
+        "kv_connector_module_path": "kvberth.vllm_plugin",
+        **common,
+        "kv_port": control_port,
+        "kv_connector_extra_config": {"control_host": settings.host, "transfer_mode": str(settings.mode)},
+    }
+
+
 def engine_environment(
-    settings: ClusterSettings, hardware: Hardware, base: Mapping[str, str], *, num_engines: int, position: int
+    settings: ClusterSettings,
+    hardware: Hardware,
+    base: Mapping[str, str],
+    *,
+    num_engines: int,
+    position: int,
+    control_port: int = 0,
 ) -> dict[str, str]:
     """The environment of the engine at `position` of `num_engines`.
 
     What the user has set stays, but for CUDA_VISIBLE_DEVICES: the GPUs that it names are dealt out.
     """
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
-    if Path(settings.model).is_dir():
+    if settings.emulate or Path(settings.model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
+    if settings.connector is Connector.VLLM:
+        # vLLM's name of what we call the control channel. Decode workers listen there too.
+        base = {**base, "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(control_port)}
+    if settings.emulate:
+        return {**defaults, **base, emulator.SWITCH: "1"}
     if hardware.gpus:
         per_engine = max(1, len(hardware.gpus) // num_engines)
         first = position * per_engine % len(hardware.gpus)

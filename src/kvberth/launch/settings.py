@@ -1,11 +1,20 @@
 """What a local cluster is made of. Checked once; starts nothing."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from kvberth.protocol import TransferMode
 
-__all__ = ["ClusterSettings"]
+__all__ = ["ClusterSettings", "Connector"]
+
+
+class Connector(StrEnum):
+    """Which KV connector the engines get."""
+
+    KVBERTH = "kvberth"
+    VLLM = "vllm"
+    """vLLM's own over NIXL: NixlPushConnector in push, NixlConnector in pull. For comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,10 +22,13 @@ class ClusterSettings:
     """One local cluster.
 
     Attributes:
-        model: a name or a folder, as for vLLM.
+        model: a name or a folder, as for vLLM; with `emulate`, a profile.
         prefill, decode: how many workers of each kind.
         undivided: engines without a connector beside them, which the router does not know; for comparisons.
         mode: push or pull, for requests that do not say.
+        connector: of the prefill and decode workers; vLLM's own are for emulated engines.
+        emulate: engines are emulated, and `model` is a profile's name or its .toml file.
+        emulate_link: their transfers take as long as the true bytes would on the profile's link.
         host: where engines and router listen.
         port: of the router; None finds a free one.
         served_model_name: what clients call the model; None is the model's own name.
@@ -33,6 +45,9 @@ class ClusterSettings:
     decode: int = 1
     undivided: int = 0
     mode: str = "push"
+    connector: Connector = Connector.KVBERTH
+    emulate: bool = False
+    emulate_link: bool = False
     host: str = "127.0.0.1"
     port: int | None = None
     served_model_name: str | None = None
@@ -56,5 +71,9 @@ class ClusterSettings:
             raise ValueError("decode: must be 1 or more, not 0")
         if self.mode not in set(TransferMode):
             raise ValueError(f"mode: must be push or pull, not {self.mode}")
+        if self.connector is Connector.VLLM and not self.emulate:
+            raise ValueError("connector: vllm is for emulated engines; the router cannot find real ones that have it")
+        if self.emulate_link and not self.emulate:
+            raise ValueError("emulate_link: there is no link to emulate without emulated engines")
         if self.port is not None and not 1 <= self.port <= 65535:
             raise ValueError(f"port: must be 1 to 65535, not {self.port}")

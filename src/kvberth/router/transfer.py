@@ -29,6 +29,8 @@ class _DecodeParams(msgspec.Struct, frozen=True, kw_only=True):
     num_consumers: int
     transfer_mode: Mode = Mode.PUSH
     remote_engine_id: str
+    # vLLM's own connectors refuse parameters without one, but pair the legs by the X-Request-Id that both have.
+    remote_request_id: str
     remote_host: str
     remote_port: int
     tp_size: int
@@ -46,6 +48,7 @@ def decode_params(transfer_id: str, *, num_consumers: int, producer: EngineInfo)
             transfer_id=transfer_id,
             num_consumers=num_consumers,
             remote_engine_id=producer.engine_id,
+            remote_request_id=transfer_id,
             remote_host=producer.control_host,
             remote_port=producer.control_port,
             tp_size=producer.tp_size,

@@ -1,0 +1,270 @@
+"""The sequences of one rank: tokens, block tables, and how far each context has been verified here.
+
+It runs in the order of the stream, as a real device's state does: what a step needs is copied out of vLLM's message
+when it is launched (`StepPlan`), and applied when its turn comes. No vLLM here, and no torch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvberth.emulator.canary import Canary, Corruption, bases_of, extend_sums, next_value
+
+__all__ = ["Arrival", "Contexts", "Continuation", "Found", "StepPlan", "StepResult", "token_of"]
+
+FIRST_TOKEN = 10_356
+TOKEN_COUNT = 10_000
+"""Answers are made of these: ordinary words in the emulator's own vocabulary, and in common ones."""
+
+
+def token_of(value: int) -> int:
+    """The token that 64 bits stand for."""
+    return FIRST_TOKEN + value % TOKEN_COUNT
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A sequence that is scheduled for the first time."""
+
+    request_id: str
+    tokens: NDArray[np.uint32]
+    blocks: NDArray[np.int64]
+    computed: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A sequence that the rank knows.
+
+    Attributes:
+        new_blocks: to append, or the whole table of a sequence that comes back after preemption.
+        resumed: whether it does.
+        outputs: tokens of the answer so far, as the scheduler counts them.
+        all_tokens: prompt and answer, where the scheduler sends them along.
+    """
+
+    request_id: str
+    new_blocks: NDArray[np.int64] | None
+    resumed: bool
+    computed: int
+    count: int
+    outputs: int
+    all_tokens: NDArray[np.uint32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, copied out of the scheduler's message."""
+
+    finished: tuple[str, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
+    continuations: tuple[Continuation, ...] = ()
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """(tokens before, tokens computed) of each sequence."""
+        return [(each.computed, each.count) for each in (*self.arrivals, *self.continuations)]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A corruption and whose context it was in."""
+
+    request_id: str
+    corruption: Corruption
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step has made: for each sequence in the plan's order its new token, or none in the middle of a prompt."""
+
+    request_ids: list[str] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    verified_tokens: int = 0
+    written_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Context:
+    """One sequence.
+
+    Attributes:
+        tokens: known so far, in the first `length` places.
+        sums: of each of those; see `canary`.
+        sound: tokens whose words were written or verified by this rank.
+        error: what verification found, folded; 0 if nothing.
+    """
+
+    tokens: NDArray[np.uint32]
+    sums: NDArray[np.uint64]
+    length: int
+    prompt_length: int
+    blocks: NDArray[np.int64]
+    sound: int = 0
+    error: int = 0
+
+    def append(self, tokens: NDArray[np.uint32]) -> None:
+        end = self.length + len(tokens)
+        if end > len(self.tokens):
+            room = max(64, end - len(self.tokens))
+            self.tokens = np.concatenate([self.tokens, np.zeros(room, dtype=np.uint32)])
+            self.sums = np.concatenate([self.sums, np.zeros(room, dtype=np.uint64)])
+        last = int(self.sums[self.length - 1]) if self.length else 0
+        self.tokens[self.length : end] = tokens
+        self.sums[self.length : end] = extend_sums(last, self.length, tokens)
+        self.length = end
+
+
+class Contexts:
+    """All sequences of one rank.
+
+    Args:
+        canary: of this rank's cache.
+        block_size: tokens per block.
+        clear_finished: empty the blocks of finished sequences; only where nobody can want their bytes any more.
+        reduce_error: folds what all ranks have found, so that they give the same answer; called in every step that
+            verifies a context, on every rank, once per such context.
+        seed: of the places that are sampled.
+    """
+
+    def __init__(
+        self,
+        canary: Canary,
+        block_size: int,
+        *,
+        clear_finished: bool,
+        reduce_error: Callable[[int], int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._canary = canary
+        self._block_size = block_size
+        self._clear_finished = clear_finished
+        self._reduce_error = reduce_error
+        self._contexts: dict[str, _Context] = {}
+        self._random = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def clear_blocks_of(self, finished: Sequence[str]) -> None:
+        """Empty the blocks of finished sequences, before anything else may be put into them."""
+        if not self._clear_finished:
+            return
+        for request_id in finished:
+            context = self._contexts.get(request_id)
+            if context is not None and len(context.blocks):
+                self._canary.clear(context.blocks)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+        for request_id in plan.finished:
+            self._contexts.pop(request_id, None)
+        result = StepResult()
+        decodes: list[tuple[_Context, int]] = []
+        for arrival in plan.arrivals:
+            context = self._arrive(arrival)
+            self._compute(arrival.request_id, context, arrival.computed, arrival.count, result, decodes)
+        for continuation in plan.continuations:
+            context = self._contexts[continuation.request_id]
+            self._continue(context, continuation)
+            self._compute(continuation.request_id, context, continuation.computed, continuation.count, result, decodes)
+        self._write_decodes(decodes)
+        self._sample(result)
+        return result
+
+    def _arrive(self, arrival: Arrival) -> _Context:
+        context = _Context(
+            tokens=np.zeros(0, dtype=np.uint32),
+            sums=np.zeros(0, dtype=np.uint64),
+            length=0,
+            prompt_length=len(arrival.tokens),
+            blocks=arrival.blocks,
+        )
+        context.append(arrival.tokens)
+        self._contexts[arrival.request_id] = context
+        return context
+
+    def _continue(self, context: _Context, now: Continuation) -> None:
+        if now.resumed:
+            if now.new_blocks is None:
+                raise ValueError(f"request {now.request_id} is resumed without blocks")
+            context.blocks = now.new_blocks
+            context.sound = 0
+        elif now.new_blocks is not None:
+            context.blocks = np.concatenate([context.blocks, now.new_blocks])
+        length = context.prompt_length + now.outputs
+        if now.all_tokens is not None and len(now.all_tokens) == length and length > context.length:
+            context.append(now.all_tokens[context.length :])
+        # The scheduler has dropped tokens that were sampled ahead of it, such as those of a preempted sequence.
+        context.length = min(context.length, length)
+        # Blocks whose load has failed are computed again.
+        context.sound = min(context.sound, now.computed)
+
+    def _compute(
+        self,
+        request_id: str,
+        context: _Context,
+        computed: int,
+        count: int,
+        result: StepResult,
+        decodes: list[tuple[_Context, int]],
+    ) -> None:
+        end = computed + count
+        if end > context.length:
+            raise ValueError(f"request {request_id}: {end} tokens are to be computed, but {context.length} are known")
+        if context.sound < computed:
+            self._verify(request_id, context, context.sound, computed, result)
+        if count == 1:
+            decodes.append((context, computed))
+        else:
+            self._canary.write(context.blocks, computed, bases_of(context.sums[computed:end]))
+        context.sound = end
+        result.written_tokens += count
+        result.request_ids.append(request_id)
+        if end < context.length:
+            result.tokens.append([])
+            return
+        token = token_of(next_value(int(context.sums[end - 1]), context.error))
+        context.append(np.array([token], dtype=np.uint32))
+        result.tokens.append([token])
+        result.sampled_tokens += 1
+
+    def _verify(self, request_id: str, context: _Context, start: int, end: int, result: StepResult) -> None:
+        """A context's first use here: what arrived from elsewhere, or was cached."""
+        corruption = self._canary.verify(context.blocks, start, bases_of(context.sums[start:end]))
+        result.verified_tokens += end - start
+        error = 0
+        if corruption is not None:
+            result.found.append(Found(request_id, corruption))
+            error = corruption.error
+        if self._reduce_error is not None:
+            error = self._reduce_error(error)
+        context.error ^= error
+
+    def _write_decodes(self, decodes: Sequence[tuple[_Context, int]]) -> None:
+        if not decodes:
+            return
+        positions = np.array([position for _, position in decodes], dtype=np.int64)
+        blocks = np.array([context.blocks[position // self._block_size] for context, position in decodes])
+        sums = np.array([context.sums[position] for context, position in decodes], dtype=np.uint64)
+        self._canary.write_tokens(blocks, positions % self._block_size, bases_of(sums))
+
+    def _sample(self, result: StepResult) -> None:
+        """Look again at one block of one sequence: bytes that land late are found where they land."""
+        if not result.request_ids:
+            return
+        request_id = result.request_ids[int(self._random.integers(len(result.request_ids)))]
+        context = self._contexts[request_id]
+        if context.error:
+            return  # counted already
+        block = int(self._random.integers(-(-context.sound // self._block_size)))
+        start, end = block * self._block_size, min(context.sound, (block + 1) * self._block_size)
+        corruption = self._canary.verify(context.blocks, start, bases_of(context.sums[start:end]))
+        if corruption is not None:
+            result.found.append(Found(request_id, corruption))
+            context.error = corruption.error

@@ -1,0 +1,208 @@
+"""What the emulator changes about NIXL, for every connector of the process alike: nothing that is in its path by itself.
+
+* The progress thread of an agent rests between two rounds. NIXL's Python API sets its rest to 0, with which each agent
+  burns a core even when idle, and two engines on a small machine take it from each other. Our own connector has no
+  progress thread and is not touched by this.
+* With the link on, a transfer is posted as always, with all its descriptors and their cost, and counts as done no sooner
+  than the modelled wire allows. Its notice to the other side, which NIXL would send with the last byte, is then sent
+  behind it by one thread per process.
+
+The classes of the `nixl` package are changed in place, since who imported them first does not matter that way.
+"""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from kvberth.emulator.link import LineTable, Wire
+from kvberth.emulator.profile import Profile
+from kvberth.emulator.settings import EmulatorSettings
+
+__all__ = ["install"]
+
+logger = logging.getLogger("vllm.kvberth.emulator")
+
+_POLL_SECONDS = 0.001
+
+
+def install(settings: EmulatorSettings, profile: Profile, ranks: int) -> None:
+    """Change NIXL in this process, once. Without NIXL there is nothing to change."""
+    try:
+        from nixl import _api, _bindings  # noqa: PLC0415
+    except ImportError:
+        return
+    if getattr(_api, "_kvberth_emulator", False):
+        return
+    _api._kvberth_emulator = True
+    strict = settings.link  # the thread that sends notices shares the agent with the connector's threads
+    _bindings.nixlAgentConfig = _rested(
+        _bindings.nixlAgentConfig,
+        settings.nixl_progress_delay_us,
+        _api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT.value if strict else None,
+    )
+    if settings.link:
+        link = profile.link
+        wire = Wire(LineTable(), link.bandwidth_gbps / ranks, link.latency_us, profile.bytes_scale)
+        _delay_completions(_api.nixl_agent, wire)
+
+
+def _rested(config_class: Any, delay_us: int, sync_mode: Any) -> Any:
+    """The configuration of an agent, whose progress thread rests for `delay_us`."""
+
+    class RestedConfig(config_class):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "pthrDelay":
+                value = delay_us
+            elif name == "syncMode" and sync_mode is not None:
+                value = sync_mode
+            super().__setattr__(name, value)
+
+    return RestedConfig
+
+
+class _Modelled:
+    """What a handle of NIXL stands for: how many bytes go from whom to whom, and the notice behind them."""
+
+    def __init__(self, agent: Any, operation: str, peer: str, copied_bytes: int, notice: bytes) -> None:
+        self.agent = agent
+        self.peer = peer
+        self.copied_bytes = copied_bytes
+        self.notice = notice
+        self.sender, self.receiver = (agent.name, peer) if operation == "WRITE" else (peer, agent.name)
+        self.due = 0.0
+        self.is_complete = threading.Event()
+
+
+class _Notices(threading.Thread):
+    """Completes transfers when they are due: sends the notice of those that have one."""
+
+    def __init__(self, real_state: Any) -> None:
+        super().__init__(name="kvb-emu-link", daemon=True)
+        self._real_state = real_state
+        self._due: list[tuple[float, int, Any, _Modelled]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+
+    def add(self, handle: Any, modelled: _Modelled) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (modelled.due, next(self._numbers), handle, modelled))
+            self._changed.notify()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                _, _, handle, modelled = heapq.heappop(self._due)
+            try:
+                if self._real_state(modelled.agent, handle) == "PROC":
+                    modelled.due = time.monotonic() + _POLL_SECONDS
+                    self.add(handle, modelled)
+                    continue
+                modelled.agent.send_notif(modelled.peer, modelled.notice)
+            except Exception:
+                # As on a broken wire: the other side hears nothing, and this side asks for the state itself.
+                logger.exception("the notice of a transfer to %s could not be sent", modelled.peer)
+            modelled.is_complete.set()
+
+
+def _delay_completions(agent_class: Any, wire: Wire) -> None:
+    """Make handles of this class complete when the wire says so."""
+    real = {
+        name: getattr(agent_class, name)
+        for name in (
+            "get_xfer_descs",
+            "prep_xfer_dlist",
+            "make_prepped_xfer",
+            "initialize_xfer",
+            "transfer",
+            "check_xfer_state",
+        )
+    }
+    notices = _Notices(real["check_xfer_state"])
+    notices.start()
+    lengths: dict[int, int] = {}
+
+    def get_xfer_descs(self: Any, descs: Any, mem_type: str | None = None) -> Any:
+        made = real["get_xfer_descs"](self, descs, mem_type)
+        if isinstance(descs, np.ndarray):
+            lengths[id(made)] = int(descs[:, 1].sum())
+        return made
+
+    def prep_xfer_dlist(self: Any, agent_name: str, xfer_list: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = real["prep_xfer_dlist"](self, agent_name, xfer_list, *args, **kwargs)
+        first = xfer_list[0]
+        handle.kvberth_length = int(first[1])
+        handle.kvberth_agent = agent_name
+        return handle
+
+    def make_prepped_xfer(  # noqa: PLR0917
+        self: Any,
+        operation: str,
+        local_side: Any,
+        local_indices: Any,
+        remote_side: Any,
+        remote_indices: Any,
+        notif_msg: bytes = b"",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        handle = real["make_prepped_xfer"](
+            self, operation, local_side, local_indices, remote_side, remote_indices, b"", *args, **kwargs
+        )
+        size = len(local_indices) * local_side.kvberth_length
+        handle.kvberth = _Modelled(self, operation, remote_side.kvberth_agent, size, notif_msg)
+        return handle
+
+    def initialize_xfer(  # noqa: PLR0917
+        self: Any,
+        operation: str,
+        local_descs: Any,
+        remote_descs: Any,
+        remote_agent: str,
+        notif_msg: bytes = b"",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        handle = real["initialize_xfer"](self, operation, local_descs, remote_descs, remote_agent, b"", *args, **kwargs)
+        lengths.pop(id(remote_descs), None)
+        size = lengths.pop(id(local_descs), None)
+        if size is None:
+            size = sum(int(descriptor[1]) for descriptor in local_descs)
+        handle.kvberth = _Modelled(self, operation, remote_agent, size, notif_msg)
+        return handle
+
+    def transfer(self: Any, handle: Any, notif_msg: bytes = b"") -> str:
+        modelled: _Modelled = handle.kvberth
+        state: str = real["transfer"](self, handle)
+        if state == "ERR":
+            return state
+        modelled.due = wire.completion_time(modelled.sender, modelled.receiver, modelled.copied_bytes)
+        modelled.notice = notif_msg or modelled.notice
+        modelled.is_complete.clear()
+        if modelled.notice:
+            notices.add(handle, modelled)
+        return "PROC"
+
+    def check_xfer_state(self: Any, handle: Any) -> str:
+        state: str = real["check_xfer_state"](self, handle)
+        modelled: _Modelled = handle.kvberth
+        if state != "DONE":
+            return state
+        is_due = modelled.is_complete.is_set() if modelled.notice else time.monotonic() >= modelled.due
+        return "DONE" if is_due else "PROC"
+
+    for function in (
+        get_xfer_descs,
+        prep_xfer_dlist,
+        make_prepped_xfer,
+        initialize_xfer,
+        transfer,
+        check_xfer_state,
+    ):
+        setattr(agent_class, function.__name__, function)
