@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvberth.emulator.canary import Canary, Corruption, bases_of, extend_sums, next_value
+from kvberth.emulator.canary import Canary, Corruption, bases_of, extend_sum, extend_sums, next_value
 
 __all__ = ["Arrival", "Contexts", "Continuation", "Found", "StepPlan", "StepResult", "token_of"]
 
 FIRST_TOKEN = 10_356
 TOKEN_COUNT = 10_000
+_ROOM = 256
 """Answers are made of these: ordinary words in the emulator's own vocabulary, and in common ones."""
 
 
@@ -110,14 +111,25 @@ class _Context:
 
     def append(self, tokens: NDArray[np.uint32]) -> None:
         end = self.length + len(tokens)
-        if end > len(self.tokens):
-            room = max(64, end - len(self.tokens))
+        self._make_room(end)
+        self.tokens[self.length : end] = tokens
+        self.sums[self.length : end] = extend_sums(self._last_sum(), self.length, tokens)
+        self.length = end
+
+    def append_one(self, token: int) -> None:
+        self._make_room(self.length + 1)
+        self.tokens[self.length] = token
+        self.sums[self.length] = extend_sum(self._last_sum(), self.length, token)
+        self.length += 1
+
+    def _last_sum(self) -> int:
+        return int(self.sums[self.length - 1]) if self.length else 0
+
+    def _make_room(self, length: int) -> None:
+        if length > len(self.tokens):
+            room = max(_ROOM, length - len(self.tokens))
             self.tokens = np.concatenate([self.tokens, np.zeros(room, dtype=np.uint32)])
             self.sums = np.concatenate([self.sums, np.zeros(room, dtype=np.uint64)])
-        last = int(self.sums[self.length - 1]) if self.length else 0
-        self.tokens[self.length : end] = tokens
-        self.sums[self.length : end] = extend_sums(last, self.length, tokens)
-        self.length = end
 
 
 class Contexts:
@@ -126,7 +138,6 @@ class Contexts:
     Args:
         canary: of this rank's cache.
         block_size: tokens per block.
-        clear_finished: empty the blocks of finished sequences; only where nobody can want their bytes any more.
         reduce_error: folds what all ranks have found, so that they give the same answer; called in every step that
             verifies a context, on every rank, once per such context.
         seed: of the places that are sampled.
@@ -137,28 +148,17 @@ class Contexts:
         canary: Canary,
         block_size: int,
         *,
-        clear_finished: bool,
         reduce_error: Callable[[int], int] | None = None,
         seed: int = 0,
     ) -> None:
         self._canary = canary
         self._block_size = block_size
-        self._clear_finished = clear_finished
         self._reduce_error = reduce_error
         self._contexts: dict[str, _Context] = {}
         self._random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
         return len(self._contexts)
-
-    def clear_blocks_of(self, finished: Sequence[str]) -> None:
-        """Empty the blocks of finished sequences, before anything else may be put into them."""
-        if not self._clear_finished:
-            return
-        for request_id in finished:
-            context = self._contexts.get(request_id)
-            if context is not None and len(context.blocks):
-                self._canary.clear(context.blocks)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step."""
@@ -230,7 +230,7 @@ class Contexts:
             result.tokens.append([])
             return
         token = token_of(next_value(int(context.sums[end - 1]), context.error))
-        context.append(np.array([token], dtype=np.uint32))
+        context.append_one(token)
         result.tokens.append([token])
         result.sampled_tokens += 1
 

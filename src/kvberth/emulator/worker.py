@@ -1,6 +1,7 @@
 """The vLLM worker of the emulated accelerator: allocates the cache, launches steps on the stream, and answers.
 
-Everything here runs on the engine's thread (or on the rank's, with more ranks than one).
+Methods run on the engine's thread (or on the rank's, with more ranks than one), but for `_work` and what it calls, which
+runs on the device's: contexts, canary and the rank's counters are that thread's alone.
 """
 
 import time
@@ -29,7 +30,8 @@ from kvberth.emulator.counters import CounterFile
 from kvberth.emulator.messages import plan_of
 from kvberth.emulator.platform import profile_of
 from kvberth.emulator.settings import EmulatorSettings
-from kvberth.emulator.stream import Event, LaunchedStep, Stream
+from kvberth.emulator.scrub import Scrubber
+from kvberth.emulator.stream import Device, Event, LaunchedStep, Stream
 from kvberth.emulator.timing import Step, step_seconds
 from kvberth.emulator.versions import adopt_layout
 
@@ -57,10 +59,12 @@ class EmulatedWorker(WorkerBase):
         self._profile = profile_of(self.vllm_config)
         self._settings = EmulatorSettings.of(self.vllm_config.additional_config)
         self._stream: Stream[StepResult] = Stream()
+        self._device: Device[StepResult] | None = None
+        self._scrubber: Scrubber | None = None
         self._launched: _Output | None = None
         self._counters: CounterFile | None = None
         self._cost_per_word = _FIRST_COST_SECONDS_PER_WORD
-        self._late_reported = 0.0
+        self._reported = (0.0, 0.0)
 
     def init_device(self) -> None:
         """No device: the ranks' group, and the wrapper of the transfer library."""
@@ -70,6 +74,9 @@ class EmulatedWorker(WorkerBase):
         init_worker_distributed_environment(
             self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
         )
+        if self.parallel_config.world_size > 1:
+            # Of its own, since the device's thread uses it beside the engine's.
+            self._ranks = torch.distributed.new_group(backend="gloo")
         if self._settings.counters:
             from pathlib import Path  # noqa: PLC0415
 
@@ -114,12 +121,14 @@ class EmulatedWorker(WorkerBase):
         ordered = [caches[name] for name in self._layers()]
         canary = Canary(words_of(ordered), first_slot=slots * get_tp_group().rank_in_group)
         self._words_per_token = canary.words_per_token
+        self._scrubber = Scrubber(canary.spoil) if self._nobody_wants_finished_blocks() else None
         self._contexts = Contexts(
             canary,
             self.cache_config.block_size,
-            clear_finished=self._nobody_wants_finished_blocks(),
             reduce_error=self._reduce_error if get_tp_group().world_size > 1 else None,
         )
+        self._device = Device(self._stream)
+        self._device.start()
         if has_kv_transfer_group():
             get_kv_transfer_group().register_kv_caches(caches)
 
@@ -145,27 +154,26 @@ class EmulatedWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: "SchedulerOutput") -> "ModelRunnerOutput | None":
         """Launch a step; `sample_tokens` follows and returns what it will answer."""
-        # Before the connector may let anything be put into these blocks.
-        self._contexts.clear_blocks_of(tuple(scheduler_output.finished_req_ids))
-        if not scheduler_output.total_num_scheduled_tokens:
-            return self._no_forward(scheduler_output)
         plan = plan_of(scheduler_output)
+        if self._scrubber is not None:
+            # Before the connector may let anything be put into these blocks.
+            self._scrubber.before_step(plan.finished)
+        if not plan.chunks:
+            if plan.finished:
+                self._stream.launch(0.0, self._work(plan))
+            if not has_kv_transfer_group():
+                return ModelRunnerOutput(req_ids=[], req_id_to_index={})
+            return KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduler_output, self.vllm_config)
         with (
             set_forward_context(None, self.vllm_config),
             KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(scheduler_output) as connector_output,
         ):
             duration = step_seconds(self._profile.timing, Step.of(plan.chunks))
             step = self._stream.launch(duration, self._work(plan), self._expected_cost(plan))
-        self._launched = _Output(self, step, connector_output)
+        if self._scrubber is not None:
+            self._scrubber.after_launch(plan, step.event())
+        self._launched = _Output(step, connector_output)
         return None
-
-    def _no_forward(self, scheduler_output: "SchedulerOutput") -> ModelRunnerOutput:
-        if scheduler_output.finished_req_ids:
-            self._stream.launch(0.0, self._work(StepPlan(finished=tuple(scheduler_output.finished_req_ids))))
-            self._stream.drain()
-        if not has_kv_transfer_group():
-            return ModelRunnerOutput(req_ids=[], req_id_to_index={})
-        return KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduler_output, self.vllm_config)
 
     def sample_tokens(self, grammar_output: "GrammarOutput | None") -> "ModelRunnerOutput | AsyncModelRunnerOutput":
         """The answer of the step that was launched last: a promise of it where vLLM schedules ahead."""
@@ -180,15 +188,16 @@ class EmulatedWorker(WorkerBase):
 
     def synchronize_device(self) -> None:
         """Wait for all steps."""
-        self._stream.drain()
+        self._stream.record().synchronize()
 
     def execute_dummy_batch(self) -> None:
         """One step of one sequence."""
-        self._stream.launch(step_seconds(self._profile.timing, Step(sequences=1)), self._work(StepPlan()))
-        self._stream.drain()
+        self._stream.launch(step_seconds(self._profile.timing, Step(sequences=1)), self._work(StepPlan())).result()
 
     def shutdown(self) -> None:
-        """Nothing of a device to give back."""
+        """End the device's thread."""
+        if self._device is not None:
+            self._device.stop()
 
     def _work(self, plan: StepPlan) -> Callable[[], StepResult]:
         def work() -> StepResult:
@@ -212,42 +221,35 @@ class EmulatedWorker(WorkerBase):
             logger.error("KV corruption in request %s: %s", found.request_id, found.corruption)
         if self._counters is None:
             return
-        late, self._late_reported = self._stream.late_seconds - self._late_reported, self._stream.late_seconds
-        busy, self._busy_reported = self._stream.busy_seconds - self._busy_reported, self._stream.busy_seconds
+        before, self._reported = self._reported, (self._stream.busy_seconds, self._stream.late_seconds)
         self._counters.add(
             self.rank,
             corruptions=len(result.found),
             verified_tokens=result.verified_tokens,
             written_tokens=result.written_tokens,
             steps=1 if result.request_ids else 0,
-            busy_seconds=busy,
-            late_seconds=late,
+            busy_seconds=self._reported[0] - before[0],
+            late_seconds=self._reported[1] - before[1],
             work_seconds=seconds,
         )
 
-    _busy_reported = 0.0
-
     def _reduce_error(self, error: int) -> int:
         """The sum of all ranks' findings, modulo 2**64, on each of them."""
-        group = get_tp_group().cpu_group
         value = torch.tensor([np.uint64(error).astype(np.int64)], dtype=torch.int64)
-        torch.distributed.all_reduce(value, group=group)
+        torch.distributed.all_reduce(value, group=self._ranks)
         return int(np.int64(value.item()).astype(np.uint64))
 
 
 class _Output(AsyncModelRunnerOutput):
-    """A promise: `get_output` sleeps until the stream has passed the step."""
+    """A promise: `get_output` waits until the device has done the step."""
 
-    def __init__(
-        self, worker: EmulatedWorker, step: LaunchedStep[StepResult], connector_output: KVConnectorOutput | None
-    ) -> None:
-        self._worker = worker
+    def __init__(self, step: LaunchedStep[StepResult], connector_output: KVConnectorOutput | None) -> None:
         self._step = step
         self._connector_output = connector_output
 
     def get_output(self) -> ModelRunnerOutput:
         """What the step has made."""
-        result = self._worker._stream.collect(self._step)
+        result = self._step.result()
         return ModelRunnerOutput(
             req_ids=result.request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(result.request_ids)},
