@@ -5,12 +5,12 @@ BIN := .venv/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check e2e lock clean
+.PHONY: help env demo test check e2e e2e-latest lock clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 env: ## set up .venv
 	@$(SETUP)
@@ -29,8 +29,12 @@ check: env ## format, lint, types and the fast tests
 e2e: env ## the tests that start real engines
 	$(BIN)/python -m pytest -m e2e
 
+e2e-latest: ## the emulated ones of them on the newest supported vLLM, in .venv-latest (10 GB)
+	@$(SETUP) --latest
+	.venv-latest/bin/python -m pytest -m e2e tests/e2e/emulated
+
 lock: ## resolve requirements/*.lock anew
 	$(or $(PYTHON),python3.11) tools/lock.py
 
 clean: ## remove .venv, logs and caches of the tools
-	rm -rf .venv logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-latest logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

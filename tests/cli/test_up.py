@@ -9,8 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from kvberth import emulator
+from kvberth.cli.options import ConnectorChoice
 from kvberth.cli.up import example
-from kvberth.launch import ClusterSettings, LaunchError
+from kvberth.launch import ClusterSettings, Connector, LaunchError
+
+
+@pytest.fixture
+def cluster(cluster):
+    """With a router, and with an engine beside it for each that is asked for."""
+
+    class Engine:
+        def __init__(self, number):
+            self.url = f"http://127.0.0.1:{20002 + number}"
+
+    def enter():
+        cluster.undivided = [Engine(number) for number in range(cluster.settings.undivided)]
+        cluster.router = object() if cluster.settings.decode else None
+
+    cluster.on_enter = enter
+    cluster.undivided, cluster.router = [], None
+    return cluster
 
 
 def raises(error):
@@ -123,13 +142,149 @@ def test_an_unusable_folder_is_no_traceback(kvberth_command, cluster):
     assert (result.exit_code, result.stderr) == (1, "kvberth: [Errno 13] Permission denied: '/runs'\n")
 
 
+# Emulated engines.
+
+
+def test_every_flag_of_emulated_engines_reaches_the_cluster(kvberth_command, cluster):
+    """The profile stands for the model."""
+    flags = "--emulate small --emulate-link --connector vllm --undivided 1 --mode pull"
+    assert kvberth_command("up", *flags.split()).exit_code == 0
+    assert cluster.settings == ClusterSettings(
+        model="small", emulate=True, emulate_link=True, connector=Connector.VLLM, undivided=1, mode="pull"
+    )
+
+
+def test_a_profile_alone_is_enough(kvberth_command, cluster):
+    """All else is as for a real model."""
+    assert kvberth_command("up", "--emulate", "small").exit_code == 0
+    assert cluster.settings == ClusterSettings(model="small", emulate=True)
+
+
+def test_a_file_is_a_profile(kvberth_command, cluster, tmp_path):
+    """Its path is what the engines get; clients call it by the file's name."""
+    path = tmp_path / "mine.toml"
+    path.write_text(emulator.profile.dump_profile(emulator.load_profile("small")))
+    result = kvberth_command("up", "--emulate", path)
+    assert cluster.settings == ClusterSettings(model=str(path), emulate=True)
+    assert '"model": "mine"' in result.stdout
+
+
+@pytest.mark.parametrize(("served", "expected"), [((), "qwen3-32b-8xh200"), (("--served-model-name", "s"), "s")])
+def test_the_example_asks_for_the_profile(kvberth_command, cluster, served, expected):
+    """By the name that the engines go by."""
+    result = kvberth_command("up", "--emulate", "qwen3-32b-8xh200", *served)
+    assert f'"model": "{expected}"' in result.stdout
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="up takes Path(model).stem, which takes '.3-70b-8xh100' for a suffix: the example asks for llama-3",
+)
+def test_the_example_asks_for_a_profile_with_a_dot(kvberth_command, cluster):
+    """A name is no file's."""
+    result = kvberth_command("up", "--emulate", "llama-3.3-70b-8xh100")
+    assert '"model": "llama-3.3-70b-8xh100"' in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "model: give --model, or --emulate for an emulated engine"),
+        (["--model", "m", "--emulate", "small"], "model: give either --model or --emulate, not both"),
+        (
+            ["--emulate", "smal"],
+            "emulate: there is no profile smal: give one of llama-3.3-70b-8xh100, qwen3-32b-8xh200, small, "
+            "or the path of a .toml file",
+        ),
+        (["--emulate", "/no/such.toml"], "emulate: profile /no/such.toml: No such file or directory"),
+        (
+            ["--emulate", "./folder"],
+            "emulate: there is no profile ./folder: give one of llama-3.3-70b-8xh100, "
+            "qwen3-32b-8xh200, small, or the path of a .toml file",
+        ),
+        (
+            ["--model", "m", "--connector", "vllm"],
+            "connector: vllm is for emulated engines; the router cannot find real ones that have it",
+        ),
+        (["--model", "m", "--emulate-link"], "emulate_link: there is no link to emulate without emulated engines"),
+    ],
+)
+def test_what_cannot_be_emulated_is_one_line(kvberth_command, cluster, flags, message):
+    """What is wrong and what would be right, exit status 2, and nothing is started."""
+    result = kvberth_command("up", *flags)
+    assert (result.exit_code, result.stderr) == (2, f"kvberth: {message}\n")
+    assert cluster.settings is None
+
+
+def test_a_broken_profile_is_told_before_anything_starts(kvberth_command, cluster, tmp_path):
+    """In one line that names the figure."""
+    path = tmp_path / "mine.toml"
+    text = emulator.profile.dump_profile(emulator.load_profile("small"))
+    path.write_text(text.replace("step_us = 4000.0", "step_us = -1.0"))
+    result = kvberth_command("up", "--emulate", path)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "kvberth: emulate: profile small: timing.step_us must be above 0, not -1.0\n",
+    )
+    assert cluster.settings is None
+
+
+def test_a_profile_can_come_from_a_file_of_settings(kvberth_command, cluster, settings_file):
+    """As every other setting."""
+    path = settings_file('[up]\nemulate = "small"\nconnector = "vllm"\n')
+    assert kvberth_command("up", "--config", path).exit_code == 0
+    assert cluster.settings == ClusterSettings(model="small", emulate=True, connector=Connector.VLLM)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="cli.config._as_text refuses true and false, and emulate_link is the first setting that is a flag: a file "
+    "can say it as text only",
+)
+def test_the_link_can_come_from_a_file_of_settings(kvberth_command, cluster, settings_file):
+    """As TOML says it."""
+    path = settings_file('[up]\nemulate = "small"\nemulate_link = true\n')
+    assert kvberth_command("up", "--config", path).exit_code == 0
+    assert cluster.settings == ClusterSettings(model="small", emulate=True, emulate_link=True)
+
+
+def test_connectors_are_the_launcher_s():
+    """The command's own copy of the enum, there for a quick start, has not drifted."""
+    assert {each.value for each in ConnectorChoice} == {each.value for each in Connector}
+
+
+def test_it_says_where_undivided_engines_are(kvberth_command, cluster):
+    """Beside the router's address; the example goes to the router."""
+    result = kvberth_command("up", "--model", "m", "--undivided", "2")
+    assert [line.split(maxsplit=1) for line in result.stdout.splitlines()] == [
+        ["router", cluster.router_url],
+        ["engine", "http://127.0.0.1:20002"],
+        ["engine", "http://127.0.0.1:20003"],
+        ["logs", str(cluster.run_dir)],
+        ["try", example(cluster.router_url, "m")],
+    ]
+
+
+def test_engines_alone_are_asked_themselves(kvberth_command, cluster):
+    """Without decode workers there is no router."""
+    flags = "--model m --prefill 0 --decode 0 --undivided 1"
+    result = kvberth_command("up", *flags.split())
+    assert [line.split(maxsplit=1) for line in result.stdout.splitlines()] == [
+        ["engine", "http://127.0.0.1:20002"],
+        ["logs", str(cluster.run_dir)],
+        ["try", example("http://127.0.0.1:20002", "m")],
+    ]
+
+
 PROGRAM = """
 import pathlib, time
 import kvberth.launch
 from kvberth.cli import main
 
 class Cluster:
-    router_url, run_dir = "http://127.0.0.1:1", pathlib.Path("/logs")
+    router_url, run_dir, router, undivided = "http://127.0.0.1:1", pathlib.Path("/logs"), "router", []
     def __init__(self, settings, console=None): pass
     def __enter__(self): return self
     def __exit__(self, *_): print("stopped all", flush=True)

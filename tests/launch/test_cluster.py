@@ -1,5 +1,6 @@
 """A cluster is started and stopped as one. Engines are small processes here; `tests/e2e` has real ones."""
 
+import itertools
 import socket
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvberth.launch import ClusterSettings, LaunchError, LocalCluster, engine
+from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster, engine
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
@@ -77,3 +78,36 @@ def test_error_in_the_block_stops_everything(fake_engines, tmp_path):
     with pytest.raises(ZeroDivisionError), LocalCluster(settings(tmp_path, undivided=1)) as cluster:
         _ = 1 / 0
     assert not cluster.undivided[0].is_alive
+
+
+@pytest.mark.parametrize(
+    ("connector", "listening"),
+    [
+        (Connector.KVBERTH, {"prefill-0", "prefill-1"}),
+        (Connector.VLLM, {"prefill-0", "prefill-1", "decode-0", "decode-1"}),
+    ],
+)
+def test_control_channels_have_ports_of_their_own(monkeypatch, tmp_path, connector, listening):
+    """Decode workers listen as well with vLLM's connectors; each engine's ranks have eight ports in a row."""
+    ports: dict[str, int] = {}
+    in_environment: list[int] = []
+
+    def command(kind, settings, *, port, control_port, **_):
+        ports[f"{kind}-{sum(name.startswith(kind) for name in ports)}"] = control_port
+        return [sys.executable, str(FAKE), str(port), "--die"]
+
+    def environment(*_, control_port, **__):
+        in_environment.append(control_port)
+        return {}
+
+    monkeypatch.setattr(engine, "engine_command", command)
+    monkeypatch.setattr(engine, "engine_environment", environment)
+    settings = ClusterSettings(
+        model="small", emulate=True, prefill=2, decode=2, undivided=1, connector=connector, run_dir=tmp_path / "run"
+    )
+    with pytest.raises(LaunchError), LocalCluster(settings):
+        pass
+    assert in_environment == list(ports.values())
+    assert {name for name, port in ports.items() if port} == listening
+    taken = sorted(port for port in ports.values() if port)
+    assert all(upper - lower >= 8 for lower, upper in itertools.pairwise(taken))

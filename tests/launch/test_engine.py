@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from kvberth.launch import ClusterSettings, engine
+from kvberth import emulator
+from kvberth.emulator.settings import EmulatorSettings
+from kvberth.launch import ClusterSettings, Connector, engine
 from kvberth.launch.engine import EngineKind, Hardware, engine_command, engine_environment
 
 CPU = Hardware(gpus=(), num_cores=2)
@@ -130,9 +132,132 @@ def test_local_model_asks_no_hub(tmp_path):
         ({"mode": "shove"}, "mode: must be push or pull, not shove"),
         ({"port": 70000}, "port: must be 1 to 65535, not 70000"),
         ({"block_size": 0}, "block_size: must be 1 or more, not 0"),
+        (
+            {"connector": Connector.VLLM},
+            "connector: vllm is for emulated engines; the router cannot find real ones that have it",
+        ),
+        ({"emulate_link": True}, "emulate_link: there is no link to emulate without emulated engines"),
     ],
 )
 def test_impossible_settings_are_named(changes, text):
     """One line that says what would be right."""
     with pytest.raises(ValueError, match=f"^{text}$"):
         ClusterSettings(**{"model": "m", **changes})
+
+
+# Emulated engines.
+
+
+def options(command: list[str], flag: str) -> list[str]:
+    """All values that a flag is given."""
+    return [command[at + 1] for at, part in enumerate(command) if part == flag]
+
+
+def emulated(**changes: object) -> ClusterSettings:
+    return ClusterSettings(**{"model": "small", "emulate": True, **changes})
+
+
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize("connector", list(Connector))
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_emulated_engines_may_have_all_of_it(link, connector, mode):
+    """Either connector in either mode, with the link or without."""
+    settings = emulated(emulate_link=link, connector=connector, mode=mode)
+    assert (settings.emulate_link, settings.connector, settings.mode) == (link, connector, mode)
+
+
+@pytest.mark.parametrize("kind", list(EngineKind))
+def test_emulated_engine_s_command(kind):
+    """A profile where a model would be, and the same connector as on any engine."""
+    real = engine_command(kind, ClusterSettings(model="small"), port=1, control_port=2)
+    assert options(real, "--served-model-name") == []
+    command = engine_command(kind, emulated(), port=1, control_port=2)
+    at = command.index("--served-model-name")
+    assert command[at + 1] == "small"
+    assert command[:at] + command[at + 2 :] == real
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("small", "small"), ("/profiles/mine.toml", "mine"), ("qwen3-32b-8xh200", "qwen3-32b-8xh200")]
+)
+def test_clients_call_a_profile_by_its_name(model, name):
+    """Not by the folder that stands for the model; a name that was asked for comes before it."""
+    assert options(engine_command(EngineKind.DECODE, emulated(model=model), port=1, control_port=0), "--model") == [
+        model
+    ]
+    for served, expected in ((None, name), ("s", "s")):
+        settings = emulated(model=model, served_model_name=served)
+        command = engine_command(EngineKind.DECODE, settings, port=1, control_port=0)
+        assert options(command, "--served-model-name") == [expected]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="engine._emulation takes Path(model).stem, which takes '.3-70b-8xh100' for a suffix: the engine is called "
+    "llama-3 (and so is the model in the example of `kvberth up`)",
+)
+def test_a_dot_in_a_profile_s_name_is_no_suffix():
+    """Every profile that comes with kvberth is called by its name."""
+    for name in emulator.profile_names():
+        command = engine_command(EngineKind.DECODE, emulated(model=name), port=1, control_port=0)
+        assert options(command, "--served-model-name") == [name]
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_the_link_is_a_setting_of_the_emulator(link):
+    """Nothing is said where nothing was asked for."""
+    command = engine_command(EngineKind.DECODE, emulated(emulate_link=link), port=1, control_port=0)
+    configs = [json.loads(value) for value in options(command, "--additional-config")]
+    assert configs == ([{"kvberth_emulator": {"link": True}}] if link else [])
+    assert all(EmulatorSettings.of(config).link for config in configs)
+
+
+@pytest.mark.parametrize(("mode", "connector"), [("push", "NixlPushConnector"), ("pull", "NixlConnector")])
+@pytest.mark.parametrize(("kind", "role"), [(EngineKind.PREFILL, "kv_producer"), (EngineKind.DECODE, "kv_consumer")])
+def test_vllm_s_own_connectors(mode, connector, kind, role):
+    """By their names, without anything of ours."""
+    settings = emulated(connector=Connector.VLLM, mode=mode)
+    assert transfer_config(engine_command(kind, settings, port=1, control_port=2)) == {
+        "kv_connector": connector,
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+    }
+
+
+def test_undivided_emulated_engine_has_no_connector():
+    """Whatever the others have."""
+    settings = emulated(connector=Connector.VLLM, undivided=1)
+    assert "--kv-transfer-config" not in engine_command(EngineKind.UNDIVIDED, settings, port=1, control_port=0)
+
+
+@pytest.mark.parametrize("gpus", ["", "01"])
+def test_emulated_engine_s_environment(gpus):
+    """The switch is on; GPUs are not dealt out, and nothing of the processor's own platform is set."""
+    hardware = Hardware(gpus=tuple(gpus), num_cores=2)
+    base = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "01", emulator.SWITCH: "0"}
+    env = engine_environment(emulated(), hardware, base, num_engines=3, position=1, control_port=5)
+    assert env == {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "01",
+        emulator.SWITCH: "1",
+    }
+
+
+def test_real_engines_are_not_emulated():
+    """The switch is not set for them."""
+    env = engine_environment(ClusterSettings(model="m"), CPU, {}, num_engines=1, position=0, control_port=5)
+    assert emulator.SWITCH not in env
+    assert not [name for name in env if "SIDE_CHANNEL" in name]
+
+
+def test_vllm_s_connectors_get_their_control_channel_by_the_environment():
+    """Each engine its own port, whatever the user's own environment says: two on one port would not start."""
+    settings = emulated(connector=Connector.VLLM, host="10.0.0.1")
+    base = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "elsewhere", "VLLM_NIXL_SIDE_CHANNEL_PORT": "1"}
+    env = engine_environment(settings, CPU, base, num_engines=2, position=0, control_port=9001)
+    assert (env["VLLM_NIXL_SIDE_CHANNEL_HOST"], env["VLLM_NIXL_SIDE_CHANNEL_PORT"]) == ("10.0.0.1", "9001")
+    assert env[emulator.SWITCH] == "1"
+    assert base["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "1"

@@ -4,6 +4,7 @@ import typer
 
 from kvberth.cli.bench import bench
 from kvberth.cli.doctor import doctor
+from kvberth.cli.emulator import emulator
 from kvberth.cli.errors import OneLineErrors
 from kvberth.cli.router import router
 from kvberth.cli.up import up
@@ -27,6 +28,7 @@ app.command()(router)
 app.command()(bench)
 app.command()(doctor)
 app.command()(version)
+app.add_typer(emulator, name="emulator")
 
 
 def main() -> None:

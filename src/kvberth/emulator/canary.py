@@ -133,7 +133,8 @@ class _Difference:
         layers, tokens, heads = np.nonzero(self.words)
         places = ((layers + self.layer) << 40) + ((tokens + self.position) << 4) + heads
         mixed = _mix(places.astype(np.uint64) * _LAYER + self.words[layers, tokens, heads].astype(np.uint64))
-        return np.sum(mixed, dtype=np.uint64, keepdims=True)
+        folded: NDArray[np.uint64] = np.sum(mixed, dtype=np.uint64, keepdims=True)
+        return folded
 
 
 class Canary:
@@ -147,7 +148,9 @@ class Canary:
     def __init__(self, words: Words, first_slot: int = 0) -> None:
         layers, _, slots, self._block_size = words.shape
         if not 0 <= first_slot <= TOTAL_SLOTS - slots:
-            raise ValueError(f"head slots {first_slot} to {first_slot + slots - 1} are not within 0 to {TOTAL_SLOTS - 1}")
+            raise ValueError(
+                f"head slots {first_slot} to {first_slot + slots - 1} are not within 0 to {TOTAL_SLOTS - 1}"
+            )
         self._words = words
         self._slots = slice(first_slot, first_slot + slots)
         constants = _mix((np.arange(layers, dtype=np.uint64) + np.uint64(1)) * _LAYER)
@@ -156,7 +159,8 @@ class Canary:
     @property
     def words_per_token(self) -> int:
         """In all layers of this rank."""
-        return self._words.shape[0] * self._words.shape[2]
+        layers, _, slots, _ = self._words.shape
+        return int(layers * slots)
 
     def write(self, blocks: NDArray[np.int64], start: int, bases: NDArray[np.uint64]) -> None:
         """Write the words of the tokens at `start`, `start + 1`, ... of a context whose block table is `blocks`."""
@@ -164,7 +168,9 @@ class Canary:
         for first, last in self._edges(start, len(bases)):
             positions = np.arange(first, last)
             self._write_scattered(
-                blocks[positions // self._block_size], positions % self._block_size, halves[first - start : last - start]
+                blocks[positions // self._block_size],
+                positions % self._block_size,
+                halves[first - start : last - start],
             )
         first, last = self._whole_blocks(start, len(bases))
         if first < last:
@@ -173,9 +179,7 @@ class Canary:
             for layer, constant in enumerate(self._layers):
                 self._words[layer, ids] = pages ^ constant[None, :, None]
 
-    def write_tokens(
-        self, blocks: NDArray[np.int64], slots: NDArray[np.int64], bases: NDArray[np.uint64]
-    ) -> None:
+    def write_tokens(self, blocks: NDArray[np.int64], slots: NDArray[np.int64], bases: NDArray[np.uint64]) -> None:
         """Write one token each into (block, slot): a decode step of a whole batch at once."""
         self._write_scattered(blocks, slots, self._halves(bases))
 
@@ -227,9 +231,7 @@ class Canary:
         """Make the first word of each of these pages wrong, so that a page which is not written again is found."""
         self._words[:, blocks, 0, 0] = 0
 
-    def _write_scattered(
-        self, blocks: NDArray[np.int64], slots: NDArray[np.int64], halves: NDArray[np.uint32]
-    ) -> None:
+    def _write_scattered(self, blocks: NDArray[np.int64], slots: NDArray[np.int64], halves: NDArray[np.uint32]) -> None:
         self._words[:, blocks, :, slots] = halves[:, None, :] ^ self._layers[None, :, :]
 
     def _halves(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:

@@ -67,7 +67,8 @@ class StepPlan:
     @property
     def chunks(self) -> list[tuple[int, int]]:
         """(tokens before, tokens computed) of each sequence."""
-        return [(each.computed, each.count) for each in (*self.arrivals, *self.continuations)]
+        arrivals = [(each.computed, each.count) for each in self.arrivals]
+        return arrivals + [(each.computed, each.count) for each in self.continuations]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The wire between engines: how long the true bytes of a transfer would take.
 
 Each agent (one rank of an engine) has one line out and one line in, full duplex. A transfer holds the sender's line out
-and the receiver's line in for its bytes at the slower of both rates, one transfer after another; then its latency passes.
-Two transfers that share a line therefore take as long together as they would if they shared it evenly, and one from an
-engine that is busy sending waits for it. Switches are taken to be ideal.
+and the receiver's line in for its bytes at the slower of both rates, one transfer after another; then its latency
+passes. Two transfers that share a line therefore take as long together as they would if they shared it evenly, and one
+from an engine that is busy sending waits for it. Switches are taken to be ideal.
 
 The lines are a small file that the engines of one machine map: contention is between processes. Times are
 CLOCK_MONOTONIC, which they share.

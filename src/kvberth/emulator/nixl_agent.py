@@ -1,11 +1,11 @@
-"""What the emulator changes about NIXL, for every connector of the process alike: nothing that is in its path by itself.
+"""What the emulator changes about NIXL, for all connectors of the process alike.
 
 * The progress thread of an agent rests between two rounds. NIXL's Python API sets its rest to 0, with which each agent
   burns a core even when idle, and two engines on a small machine take it from each other. Our own connector has no
   progress thread and is not touched by this.
-* With the link on, a transfer is posted as always, with all its descriptors and their cost, and counts as done no sooner
-  than the modelled wire allows. Its notice to the other side, which NIXL would send with the last byte, is then sent
-  behind it by one thread per process.
+* With the link on, a transfer is posted as always, with all its descriptors and their cost, and counts as done no
+  sooner than the modelled wire allows. Its notice to the other side, which NIXL would send with the last byte, is then
+  sent behind it by one thread per process.
 
 The classes of the `nixl` package are changed in place, since who imported them first does not matter that way.
 """
@@ -54,7 +54,7 @@ def install(settings: EmulatorSettings, profile: Profile, ranks: int) -> None:
 def _rested(config_class: Any, delay_us: int, sync_mode: Any) -> Any:
     """The configuration of an agent, whose progress thread rests for `delay_us`."""
 
-    class RestedConfig(config_class):  # type: ignore[misc]
+    class RestedConfig(config_class):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "pthrDelay":
                 value = delay_us
@@ -68,12 +68,15 @@ def _rested(config_class: Any, delay_us: int, sync_mode: Any) -> Any:
 class _Modelled:
     """What a handle of NIXL stands for: how many bytes go from whom to whom, and the notice behind them."""
 
-    def __init__(self, agent: Any, operation: str, peer: str, copied_bytes: int, notice: bytes) -> None:
+    def __init__(self, agent: Any, operation: str, peer: str | bytes, copied_bytes: int, notice: bytes) -> None:
         self.agent = agent
         self.peer = peer
         self.copied_bytes = copied_bytes
         self.notice = notice
-        self.sender, self.receiver = (agent.name, peer) if operation == "WRITE" else (peer, agent.name)
+        # NIXL gives a peer's name as bytes, and takes either.
+        name = peer.decode() if isinstance(peer, bytes) else peer
+        self.sender: str = agent.name if operation == "WRITE" else name
+        self.receiver: str = name if operation == "WRITE" else agent.name
         self.due = 0.0
         self.is_complete = threading.Event()
 
@@ -122,10 +125,15 @@ def _delay_completions(agent_class: Any, wire: Wire) -> None:
             "initialize_xfer",
             "transfer",
             "check_xfer_state",
+            "release_xfer_handle",
+            "release_dlist_handle",
         )
     }
     notices = _Notices(real["check_xfer_state"])
     notices.start()
+    # By the address of NIXL's own object, which a handle keeps for life; its class has no room for attributes.
+    transfers: dict[int, _Modelled] = {}
+    sides: dict[int, tuple[int, str]] = {}
     lengths: dict[int, int] = {}
 
     def get_xfer_descs(self: Any, descs: Any, mem_type: str | None = None) -> Any:
@@ -136,12 +144,10 @@ def _delay_completions(agent_class: Any, wire: Wire) -> None:
 
     def prep_xfer_dlist(self: Any, agent_name: str, xfer_list: Any, *args: Any, **kwargs: Any) -> Any:
         handle = real["prep_xfer_dlist"](self, agent_name, xfer_list, *args, **kwargs)
-        first = xfer_list[0]
-        handle.kvberth_length = int(first[1])
-        handle.kvberth_agent = agent_name
+        sides[handle._handle] = (int(xfer_list[0][1]), agent_name)
         return handle
 
-    def make_prepped_xfer(  # noqa: PLR0917
+    def make_prepped_xfer(
         self: Any,
         operation: str,
         local_side: Any,
@@ -155,11 +161,12 @@ def _delay_completions(agent_class: Any, wire: Wire) -> None:
         handle = real["make_prepped_xfer"](
             self, operation, local_side, local_indices, remote_side, remote_indices, b"", *args, **kwargs
         )
-        size = len(local_indices) * local_side.kvberth_length
-        handle.kvberth = _Modelled(self, operation, remote_side.kvberth_agent, size, notif_msg)
+        length, _ = sides[local_side._handle]
+        _, peer = sides[remote_side._handle]
+        transfers[handle._handle] = _Modelled(self, operation, peer, len(local_indices) * length, notif_msg)
         return handle
 
-    def initialize_xfer(  # noqa: PLR0917
+    def initialize_xfer(
         self: Any,
         operation: str,
         local_descs: Any,
@@ -174,11 +181,11 @@ def _delay_completions(agent_class: Any, wire: Wire) -> None:
         size = lengths.pop(id(local_descs), None)
         if size is None:
             size = sum(int(descriptor[1]) for descriptor in local_descs)
-        handle.kvberth = _Modelled(self, operation, remote_agent, size, notif_msg)
+        transfers[handle._handle] = _Modelled(self, operation, remote_agent, size, notif_msg)
         return handle
 
     def transfer(self: Any, handle: Any, notif_msg: bytes = b"") -> str:
-        modelled: _Modelled = handle.kvberth
+        modelled = transfers[handle._handle]
         state: str = real["transfer"](self, handle)
         if state == "ERR":
             return state
@@ -191,11 +198,19 @@ def _delay_completions(agent_class: Any, wire: Wire) -> None:
 
     def check_xfer_state(self: Any, handle: Any) -> str:
         state: str = real["check_xfer_state"](self, handle)
-        modelled: _Modelled = handle.kvberth
+        modelled = transfers[handle._handle]
         if state != "DONE":
             return state
         is_due = modelled.is_complete.is_set() if modelled.notice else time.monotonic() >= modelled.due
         return "DONE" if is_due else "PROC"
+
+    def release_xfer_handle(self: Any, handle: Any) -> None:
+        real["release_xfer_handle"](self, handle)
+        transfers.pop(handle._handle, None)
+
+    def release_dlist_handle(self: Any, handle: Any) -> None:
+        real["release_dlist_handle"](self, handle)
+        sides.pop(handle._handle, None)
 
     for function in (
         get_xfer_descs,
@@ -204,5 +219,7 @@ def _delay_completions(agent_class: Any, wire: Wire) -> None:
         initialize_xfer,
         transfer,
         check_xfer_state,
+        release_xfer_handle,
+        release_dlist_handle,
     ):
         setattr(agent_class, function.__name__, function)

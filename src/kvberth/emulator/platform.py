@@ -109,13 +109,18 @@ class EmulatedPlatform(Platform):
         """Refuse what only a real model could answer.
 
         Raises:
-            ValueError: becomes the client's HTTP 400.
+            VLLMValidationError: becomes the client's HTTP 400.
         """
-        for name in ("logprobs", "prompt_logprobs"):
+        from vllm.exceptions import VLLMValidationError  # noqa: PLC0415
+
+        refused = {
+            "logprobs": "an emulated engine computes no probabilities",
+            "prompt_logprobs": "an emulated engine computes no probabilities",
+            "structured_outputs": "the answers of an emulated engine mean nothing",
+        }
+        for name, reason in refused.items():
             if getattr(params, name, None) is not None:
-                raise ValueError(f"{name} cannot be had from an emulated engine: it computes no probabilities")
-        if getattr(params, "structured_outputs", None) is not None:
-            raise ValueError("structured outputs cannot be had from an emulated engine: its answers mean nothing")
+                raise VLLMValidationError(f"{name} cannot be had: {reason}", parameter=name)
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:

@@ -121,7 +121,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     raise EmulatorError(f"profile {self.name}: {table_name}.{key} must be above 0, not {value}")
                 is_figure = isinstance(value, int | float) and key != "kv_head_slots"
                 if is_figure and not {table_name, f"{table_name}.{key}"} & set(self.sources):
-                    raise EmulatorError(f'profile {self.name}: {table_name}.{key} has no source; add it to [sources]')
+                    raise EmulatorError(f"profile {self.name}: {table_name}.{key} has no source; add it to [sources]")
         if self.link.bandwidth_gbps == 0:
             raise EmulatorError(f"profile {self.name}: link.bandwidth_gbps must be above 0")
 
@@ -170,10 +170,10 @@ def parse_profile(text: str, where: str) -> Profile:
 def dump_profile(profile: Profile) -> str:
     """The profile as TOML."""
     document: dict[str, Any] = msgspec.to_builtins(profile)
-    lines = [f'{key} = {_toml(document.pop(key))}' for key in ("name", "title")]
+    lines = [f"{key} = {_toml(document.pop(key))}" for key in ("name", "title")]
     for table, values in document.items():
         lines += ["", f"[{table}]"]
-        lines += [f'{_toml(key) if table == "sources" else key} = {_toml(value)}' for key, value in values.items()]
+        lines += [f"{_toml(key) if table == 'sources' else key} = {_toml(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
 

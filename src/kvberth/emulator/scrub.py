@@ -1,9 +1,10 @@
 """Spoiling the blocks of sequences that have left, on an engine that only receives.
 
-A decode worker that is sent the same prompt twice may put it into the very same blocks; a transfer that never came would
-then go unnoticed, since the blocks still hold the right words. So they are spoiled when the sequence goes: after its own
-last step, which may still write them, and before the connector can let a peer write into the blocks again. vLLM gives
-blocks of a decode worker back only behind that step (`defer_block_free` of its scheduler), so there is such a moment.
+A decode worker that is sent the same prompt twice may put it into the very same blocks; a transfer that never came
+would then go unnoticed, since the blocks still hold the right words. So they are spoiled when the sequence goes: after
+its own last step, which may still write them, and before the connector can let a peer write into the blocks again. vLLM
+gives blocks of a decode worker back only behind that step (`defer_block_free` of its scheduler), so there is such a
+moment.
 
 All of this is the engine's thread.
 """

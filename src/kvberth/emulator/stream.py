@@ -90,7 +90,8 @@ class Stream(Generic[T]):
         self._is_closed = False
         self.busy_seconds = 0.0
         self.late_seconds = 0.0
-        """By how much results were late in all: work that took longer than its step, or a processor that was not free."""
+        """By how much results were late in all: work that took longer than its step, or a processor that was not
+        free."""
 
     def launch(self, duration: float, work: Callable[[], T], cost_seconds: float = 0.0) -> LaunchedStep[T]:
         """Put a step behind the others; returns at once. The host's thread.

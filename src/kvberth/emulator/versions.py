@@ -1,7 +1,7 @@
 """Which versions of vLLM the emulator runs on, and what differs between them. The only place that knows.
 
-vLLM 0.32 is the CPU wheel's newest; 0.33 is the CUDA build, which starts without a GPU under this platform since none of
-its kernels is called.
+vLLM 0.32 is the CPU wheel's newest; 0.33 is the CUDA build, which starts without a GPU under this platform since none
+of its kernels is called.
 """
 
 import importlib.metadata

@@ -1,16 +1,16 @@
 """The vLLM worker of the emulated accelerator: allocates the cache, launches steps on the stream, and answers.
 
-Methods run on the engine's thread (or on the rank's, with more ranks than one), but for `_work` and what it calls, which
-runs on the device's: contexts, canary and the rank's counters are that thread's alone.
+Methods run on the engine's thread (or on the rank's, with more ranks than one), but for `_work` and what it calls,
+which runs on the device's: contexts, canary and the rank's counters are that thread's alone.
 """
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from vllm.config import set_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.distributed.kv_transfer import ensure_kv_transfer_initialized, get_kv_transfer_group, has_kv_transfer_group
 from vllm.forward_context import set_forward_context
@@ -29,15 +29,13 @@ from kvberth.emulator.contexts import Contexts, StepPlan, StepResult
 from kvberth.emulator.counters import CounterFile
 from kvberth.emulator.messages import plan_of
 from kvberth.emulator.platform import profile_of
-from kvberth.emulator.settings import EmulatorSettings
 from kvberth.emulator.scrub import Scrubber
+from kvberth.emulator.settings import EmulatorSettings
 from kvberth.emulator.stream import Device, Event, LaunchedStep, Stream
 from kvberth.emulator.timing import Step, step_seconds
 from kvberth.emulator.versions import adopt_layout
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
@@ -78,8 +76,6 @@ class EmulatedWorker(WorkerBase):
             # Of its own, since the device's thread uses it beside the engine's.
             self._ranks = torch.distributed.new_group(backend="gloo")
         if self._settings.counters:
-            from pathlib import Path  # noqa: PLC0415
-
             self._counters = CounterFile(Path(self._settings.counters))
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -107,8 +103,8 @@ class EmulatedWorker(WorkerBase):
 
     def determine_available_memory(self) -> int:
         """Bytes for this rank's cache."""
-        share = self.parallel_config.tensor_parallel_size
-        return self._profile.engine.kv_cache_tokens * self._profile.emulated_token_bytes // share
+        ranks = int(self.parallel_config.tensor_parallel_size)
+        return self._profile.engine.kv_cache_tokens * self._profile.emulated_token_bytes // ranks
 
     def initialize_from_config(self, kv_cache_config: "KVCacheConfig") -> None:
         """Allocate the cache, and register it with the connector."""
@@ -209,8 +205,7 @@ class EmulatedWorker(WorkerBase):
         return work
 
     def _expected_cost(self, plan: StepPlan) -> float:
-        tokens = sum(each.count for each in (*plan.arrivals, *plan.continuations))
-        tokens += sum(each.computed for each in plan.arrivals)
+        tokens = sum(count for _, count in plan.chunks) + sum(each.computed for each in plan.arrivals)
         return tokens * self._words_per_token * self._cost_per_word
 
     def _count(self, result: StepResult, seconds: float) -> None:

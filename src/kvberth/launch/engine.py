@@ -152,13 +152,21 @@ def _transfer_config(kind: EngineKind, settings: ClusterSettings, control_port: 
     common = {"kv_role": _ROLES[kind], "kv_load_failure_policy": "recompute"}
     if settings.connector is Connector.VLLM:
         is_push = settings.mode == TransferMode.PUSH
-        return {"kv_connector": "NixlPushConnector" if is_push else "NixlConnector", **common}
+        return {
+            "kv_connector": "NixlPushConnector" if is_push else "NixlConnector",
+            **common,
+            "kv_connector_extra_config": dict(settings.connector_config),
+        }
     return {
         "kv_connector": "KVBerthConnector",
         "kv_connector_module_path": "kvberth.vllm_plugin",
         **common,
         "kv_port": control_port,
-        "kv_connector_extra_config": {"control_host": settings.host, "transfer_mode": str(settings.mode)},
+        "kv_connector_extra_config": {
+            "control_host": settings.host,
+            "transfer_mode": str(settings.mode),
+            **settings.connector_config,
+        },
     }
 
 

@@ -1,8 +1,10 @@
 """What a local cluster is made of. Checked once; starts nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from kvberth.protocol import TransferMode
 
@@ -27,6 +29,7 @@ class ClusterSettings:
         undivided: engines without a connector beside them, which the router does not know; for comparisons.
         mode: push or pull, for requests that do not say.
         connector: of the prefill and decode workers; vLLM's own are for emulated engines.
+        connector_config: further settings of the connector, as in vLLM's `kv_connector_extra_config`.
         emulate: engines are emulated, and `model` is a profile's name or its .toml file.
         emulate_link: their transfers take as long as the true bytes would on the profile's link.
         host: where engines and router listen.
@@ -46,6 +49,7 @@ class ClusterSettings:
     undivided: int = 0
     mode: str = "push"
     connector: Connector = Connector.KVBERTH
+    connector_config: Mapping[str, Any] = field(default_factory=dict)
     emulate: bool = False
     emulate_link: bool = False
     host: str = "127.0.0.1"

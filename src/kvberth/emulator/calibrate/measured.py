@@ -35,6 +35,8 @@ WINDOW_GAPS = 16
 """The most gaps in a window: jitter at its two ends is shared by these, and steps of one kind stay together."""
 LEAST_GAPS = 4
 """In a shorter window the ends count for too much."""
+LEAST_SEVERAL_STEPS = 1.5
+"""A gap is several steps if it is longer than this many usual ones."""
 GUARD_SECONDS = 1e-3
 """A first token may reach the client this much later than other tokens of the step it was computed in."""
 
@@ -170,7 +172,6 @@ class _Timeline:
         self._first = self._sent + np.array([each.ttft_ms or 0.0 for each in begun]) / 1e3
         self._prompt = np.array([each.prompt_tokens for each in begun], dtype=float)
         self._gap = np.concatenate([np.zeros(0), *(each.itl_ms for each in begun)]) / 1e3
-        self._tokens = np.concatenate([np.zeros(0), *(_tokens_per_gap(each) for each in begun)])
         counts = np.array([len(each.itl_ms) for each in begun], dtype=int)
         self._owner = np.repeat(np.arange(len(begun)), counts)
         since_first = _cumulative_within(self._gap, counts)
@@ -180,6 +181,8 @@ class _Timeline:
         self._last[has_gaps] += since_first[np.cumsum(counts)[has_gaps] - 1]
         self._prefill_starts = np.sort(np.concatenate([self._sent, lost]))
         self._prefill_ends = np.sort(np.concatenate([self._first, np.full(len(lost), np.inf)]))
+        self._is_clean = self._in_prefill(self._end - self._gap - GUARD_SECONDS, self._end) == 0
+        self._tokens = _tokens_per_gap(self._gap, self._is_clean, counts, [each.output_tokens for each in begun])
         # The first token adds the prompt to what is read, each further one itself; the last takes all away.
         decoded = np.bincount(self._owner, self._tokens, minlength=len(begun))
         times = np.concatenate([self._first, self._end, self._last])
@@ -192,17 +195,16 @@ class _Timeline:
     def windows(self) -> Windows:
         """Windows of clean gaps."""
         begin = self._end - self._gap
-        is_clean = self._in_prefill(begin - GUARD_SECONDS, self._end) == 0
         sequences, contexts = self._decoding_at(begin + self._gap / 2)
         # A window ends where cleanness or the request changes, and after `WINDOW_GAPS`.
         is_first = np.ones(len(begin), dtype=bool)
-        is_first[1:] = (np.diff(self._owner) != 0) | (np.diff(is_clean.astype(int)) != 0)
+        is_first[1:] = (np.diff(self._owner) != 0) | (np.diff(self._is_clean.astype(int)) != 0)
         at_first = np.flatnonzero(is_first)
         place = np.arange(len(begin)) - np.repeat(at_first, np.diff([*at_first, len(begin)]))
         starts = np.flatnonzero(is_first | (place % WINDOW_GAPS == 0))
         if not len(starts):
             return Windows(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0))
-        usable = is_clean[starts] & (np.diff([*starts, len(begin)]) >= LEAST_GAPS)
+        usable = self._is_clean[starts] & (np.diff([*starts, len(begin)]) >= LEAST_GAPS)
         gaps, seconds, sequences, contexts = (
             np.add.reduceat(each, starts)[usable]
             for each in (self._tokens, self._gap, self._tokens * sequences, self._tokens * contexts)
@@ -231,21 +233,35 @@ class _Timeline:
         return self._sequences[place], self._contexts[place]
 
 
-def _tokens_per_gap(request: MeasuredRequest) -> Floats:
-    """How many tokens came with the chunk after each gap.
+def _tokens_per_gap(
+    gaps: Floats, is_clean: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64], output_tokens: Sequence[int]
+) -> Floats:
+    """How many tokens came with the chunk after each gap; `counts` gaps are of one request.
 
-    The record does not say. Where there were more tokens than chunks, the gaps that are longest for their tokens get
-    one more each, until none is left. A long gap before one of almost nothing is no such: its chunk only came late.
+    The record does not say. Where there were more tokens than chunks, those gaps get one more each that are longest for
+    their tokens: clean ones while they look like several steps, then any.
     """
-    gaps = np.array(request.itl_ms)
     tokens = np.ones(len(gaps))
-    missing = request.output_tokens - 1 - len(gaps) if len(gaps) else 0
-    if missing > 0:
-        late = np.flatnonzero(gaps[1:] < np.median(gaps) / 4)
-        gaps[late] = (gaps[late] + gaps[late + 1]) / 2
-    for _ in range(missing):
-        tokens[np.argmax(gaps / tokens)] += 1
+    missing = np.where(counts > 0, np.asarray(output_tokens, dtype=int) - 1 - counts, 0)
+    starts = np.cumsum(counts) - counts
+    for index in np.flatnonzero(missing > 0).tolist():
+        own = slice(starts[index], starts[index] + counts[index])
+        lengths = _without_late_chunks(gaps[own])
+        clean = np.where(is_clean[own], lengths, 0.0)
+        several = LEAST_SEVERAL_STEPS * np.median(lengths)
+        for _ in range(missing[index]):
+            each = clean / tokens[own]
+            each = each if each.max() > several else lengths / tokens[own]
+            tokens[own.start + np.argmax(each)] += 1
     return tokens
+
+
+def _without_late_chunks(gaps: Floats) -> Floats:
+    """A long gap before one of almost nothing is no sign of several tokens: its chunk only came late."""
+    late = np.flatnonzero(gaps[1:] < np.median(gaps) / 4)
+    evened = gaps.copy()
+    evened[late] = (gaps[late] + gaps[late + 1]) / 2
+    return evened
 
 
 def _cumulative_within(values: Floats, counts: npt.NDArray[np.int64]) -> Floats:
