@@ -547,10 +547,10 @@ class Pair:
 
 
 def test_two_ranks_answer_as_one():
-    """They ask each other once, when they verify."""
+    """They ask each other when they verify, both as often."""
     pair = Pair()
     assert pair.decode(6) == [[], []]
-    assert pair.sum.calls == [1, 1]
+    assert pair.sum.calls[0] == pair.sum.calls[1] >= 1
     assert pair.requests[0].answer == pair.requests[1].answer == answer_of(PROMPT, 6)
 
 

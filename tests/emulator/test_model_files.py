@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvberth.emulator import EmulatorError, load_profile, model_folder, profile_names
 from kvberth.emulator.contexts import FIRST_TOKEN, TOKEN_COUNT
 from kvberth.emulator.model_files import is_profile, profile_of_folder
+from kvberth.emulator.profile import dump_profile
 
 SMALL = load_profile("small")
 ANSWERS = range(FIRST_TOKEN, FIRST_TOKEN + TOKEN_COUNT)
@@ -259,10 +260,12 @@ def test_many_at_once_get_the_same_folder(cache):
     "FileNotFoundError, or makes a folder elsewhere",
 )
 @pytest.mark.parametrize("name", ["org/model", "../outside"])
-def test_a_name_that_is_no_folder_s_is_refused(cache, name):
+def test_a_name_that_is_no_folder_s_is_refused(cache, tmp_path, name):
     """Before anything is made."""
+    path = tmp_path / "mine.toml"
+    path.write_text(dump_profile(msgspec.structs.replace(SMALL, name=name)))
     with pytest.raises(EmulatorError, match="name"):
-        model_folder(msgspec.structs.replace(SMALL, name=name))
+        model_folder(str(path))
 
 
 # What `--model` names.

@@ -222,7 +222,20 @@ def test_vllm_s_own_connectors(mode, connector, kind, role):
         "kv_connector": connector,
         "kv_role": role,
         "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {},
     }
+
+
+@pytest.mark.parametrize(
+    ("connector", "own"),
+    [(Connector.KVBERTH, {"control_host": "127.0.0.1", "transfer_mode": "push"}), (Connector.VLLM, {})],
+)
+def test_a_connector_s_further_settings_reach_it(connector, own):
+    """Beside what the launcher says itself; the user has the last word."""
+    for further in ({"num_threads": 4, "backends": ["UCX"]}, {"transfer_mode": "pull"}):
+        settings = emulated(connector=connector, connector_config=further)
+        config = transfer_config(engine_command(EngineKind.PREFILL, settings, port=1, control_port=2))
+        assert config["kv_connector_extra_config"] == {**own, **further}
 
 
 def test_undivided_emulated_engine_has_no_connector():
