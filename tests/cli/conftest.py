@@ -41,7 +41,9 @@ def settings_file(tmp_path):
 class FakeCluster:
     """Records its life; `on_enter` and `on_wait` are what happens then."""
 
+    router = object()
     router_url = "http://127.0.0.1:20001"
+    undivided = ()
     run_dir = Path("/logs/of/this/run")
 
     def __init__(self):

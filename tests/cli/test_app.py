@@ -32,7 +32,7 @@ def test_help_names_every_command(kvberth_command):
     [
         ([], "Missing command; see 'kvberth --help'"),
         (["uup"], "No such command 'uup'"),
-        (["up"], "Missing option '--model'; see 'kvberth up --help'"),
+        (["up"], "model: give --model, or --emulate for an emulated engine"),
         (["up", "--model", "m", "--prefil", "2"], "No such option: --prefil"),
         (["up", "--model", "m", "--mode", "shove"], "Invalid value for '--mode': 'shove' is not one of 'push', 'pull'"),
         (["up", "--model", "m", "--prefill", "two"], "Invalid value for '--prefill': "),

@@ -45,7 +45,10 @@ def test_a_list_in_the_environment_is_split_at_spaces(kvberth_command, served):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[up]\nprefil = 2", "[up]: unknown key 'prefil'; known are model, prefill, decode, mode,"),
+        (
+            "[up]\nprefil = 2",
+            "[up]: unknown key 'prefil'; known are model, emulate, emulate_link, prefill, decode, undivided, mode,",
+        ),
         ("[up]\nconfig = 'x'", "[up]: unknown key 'config'; known are"),
         ("[router]\nmodel = 'm'", "[router]: unknown key 'model'; known are decode, prefill, mode,"),
         ("[upp]\n", "unknown table 'upp'; known are up, router"),

@@ -176,11 +176,6 @@ def test_the_example_asks_for_the_profile(kvberth_command, cluster, served, expe
     assert f'"model": "{expected}"' in result.stdout
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="up takes Path(model).stem, which takes '.3-70b-8xh100' for a suffix: the example asks for llama-3",
-)
 def test_the_example_asks_for_a_profile_with_a_dot(kvberth_command, cluster):
     """A name is no file's."""
     result = kvberth_command("up", "--emulate", "llama-3.3-70b-8xh100")
@@ -237,12 +232,6 @@ def test_a_profile_can_come_from_a_file_of_settings(kvberth_command, cluster, se
     assert cluster.settings == ClusterSettings(model="small", emulate=True, connector=Connector.VLLM)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="cli.config._as_text refuses true and false, and emulate_link is the first setting that is a flag: a file "
-    "can say it as text only",
-)
 def test_the_link_can_come_from_a_file_of_settings(kvberth_command, cluster, settings_file):
     """As TOML says it."""
     path = settings_file('[up]\nemulate = "small"\nemulate_link = true\n')

@@ -127,7 +127,7 @@ class Engine:
                 )
             )
         finished, self._finished = tuple(self._finished), []
-        return StepPlan(finished, tuple(arrivals), tuple(continuations))
+        return StepPlan(finished, (), tuple(arrivals), tuple(continuations))
 
     def step(self, *scheduled: tuple[Request, int]) -> StepResult:
         """Plan and run one, and take what it has made."""

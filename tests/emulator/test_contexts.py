@@ -243,12 +243,6 @@ def test_a_prefix_of_the_same_step_is_right():
     assert first.answer == second.answer == answer_of(PROMPT, 1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Contexts.run computes arrivals before continuations: a prefix that a running request computes in this "
-    "step is verified before it is written, and taken for a corruption",
-)
 def test_a_prefix_that_a_running_prompt_computes_is_right():
     """vLLM schedules running requests first and caches their blocks at once: an arrival may hit them in this step."""
     engine, first = Engine(), Request("first", PROMPT)
@@ -261,12 +255,6 @@ def test_a_prefix_that_a_running_prompt_computes_is_right():
     assert second.answer == answer_of(PROMPT, 1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Contexts.run writes chunks of one token at the end of the step: a prefix that ends with such a chunk is "
-    "verified before it is written, and taken for a corruption",
-)
 def test_a_prefix_that_ends_with_a_token_of_the_same_step_is_right():
     """The chunk of the first request that fills the shared block is a single token."""
     engine, first = Engine(), Request("first", PROMPT)
@@ -374,12 +362,6 @@ def test_what_could_not_be_loaded_is_computed_again(loaded, back_to):
     assert request.answer == answer_of(PROMPT, 6)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Contexts._continue keeps a context's error when the wrong blocks are computed again, so that the answer "
-    "stays another one though every stored word is right",
-)
 def test_what_was_wrong_and_is_computed_again_is_right():
     """The step that met the blocks which did not arrive is thrown away; the next one computes them."""
     decode, request = Engine(), Request("d", PROMPT)
@@ -564,12 +546,6 @@ def test_damage_at_one_rank_changes_the_answer_of_both(rank):
     assert pair.requests[0].answer == pair.requests[1].answer != answer_of(PROMPT, 6)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Contexts._sample does not reduce what it finds over the ranks: they go on with different answers, and "
-    "damage at a rank other than the first changes no answer at all",
-)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_late_damage_at_one_rank_changes_the_answer_of_both(rank):
     """As what is found at the first use does."""

@@ -235,12 +235,6 @@ def test_any_name_is_an_agent(rig, name):
     assert [rig.send(name, "d"), rig.send(name, "e")] == [ms(1), ms(2)]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="LineTable._row writes time.monotonic() into a new agent's row, whatever `now` is: with a clock of the "
-    "caller's that is behind it, the first transfer begins then. With the real clock it is some microseconds",
-)
 def test_a_new_agent_s_transfer_begins_now(path):
     """Time is an argument."""
     assert Rig(path, start=1.0).send("p", "d") == ms(1)

@@ -204,12 +204,6 @@ def test_an_unknown_profile_makes_nothing(cache):
     assert not cache.exists()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=OSError,
-    reason="model_folder looks for the folder and then renames its own: when another engine puts one there between "
-    "the two, rename raises 'Directory not empty', and the engine does not start",
-)
 def test_who_is_second_takes_the_first_one_s(cache, monkeypatch):
     """Two engines start at once; both get the folder, and nothing unfinished is left."""
     rename = Path.rename
@@ -253,12 +247,6 @@ def test_many_at_once_get_the_same_folder(cache):
     assert sorted(cache.iterdir()) == sorted(folders)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(OSError, pytest.fail.Exception),
-    reason="Profile.check takes any name, and the name is a part of the folder's: one with a slash ends in "
-    "FileNotFoundError, or makes a folder elsewhere",
-)
 @pytest.mark.parametrize("name", ["org/model", "../outside"])
 def test_a_name_that_is_no_folder_s_is_refused(cache, tmp_path, name):
     """Before anything is made."""

@@ -150,12 +150,6 @@ def test_ranks_share_the_engine_s_link(program):
     assert 0.2 <= program("ranks")["done"][0] < 0.7
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=subprocess.CalledProcessError,
-    reason="initialize_xfer sums over NIXL's list of descriptors, which has no length and no end: iterating it reads "
-    "behind it and dies with SIGSEGV. Its descCount() says how many there are",
-)
 def test_descriptors_may_come_from_a_list(program):
     """Tuples in place of an array: their bytes are counted all the same."""
     seen = program("moves", link=True, hows=["list"], notice="", **LINK)
@@ -164,23 +158,11 @@ def test_descriptors_may_come_from_a_list(program):
         assert DUE <= seen[way]["done"][0] < DUE + 1.0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="_Notices.run sends the notice whenever the state is not PROC, in state ERR as well: the peer takes bytes "
-    "for arrived that are not",
-)
 def test_a_transfer_that_failed_has_no_notice(program):
     """NIXL sends it behind the last byte: a peer that hears it may use the blocks."""
     assert program("failed") == {"state": "ERR", "done": [], "notices": []}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="release_xfer_handle does not take the transfer from _Notices: its notice is sent all the same when it is "
-    "due, after asking NIXL for the state of a handle that it has freed",
-)
 def test_a_transfer_that_was_given_up_has_no_notice(program):
     """It was released before it was due: nobody asks for its state any more, and the peer hears nothing."""
     assert program("released") == {"notices": []}

@@ -54,7 +54,7 @@ def test_every_figure_has_a_source(name):
         f"{table}.{key}"
         for table in ("model", "engine", "timing", "link")
         for key, value in msgspec.to_builtins(profile)[table].items()
-        if not isinstance(value, str) and key != "kv_head_slots"
+        if not isinstance(value, str)
     }
     assert {figure for figure in figures if not {figure, figure.split(".")[0]} & set(profile.sources)} == set()
     assert set(profile.sources) <= figures | {"model", "engine", "timing", "link"}
@@ -95,11 +95,6 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
         load_profile(str(path))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=UnicodeDecodeError,
-    reason="load_profile catches OSError only: a file that is no UTF-8 ends `kvberth up --emulate` with a traceback",
-)
 def test_a_file_that_is_no_text_is_told(tmp_path):
     """As any other file that holds no profile."""
     path = tmp_path / "mine.toml"
@@ -116,7 +111,7 @@ def test_a_user_s_own_file_is_a_profile(tmp_path):
     assert load_profile(str(path)) == load_profile(path)
 
 
-@pytest.mark.parametrize("figure", [each for each in FIGURES if each != "model.kv_head_slots"])
+@pytest.mark.parametrize("figure", FIGURES)
 def test_a_missing_figure_is_named(figure):
     """With its table."""
     table, key = figure.split(".")
@@ -149,7 +144,7 @@ def test_what_is_no_profile_is_told(text):
         parse_profile(text, "mine")
 
 
-@pytest.mark.parametrize("figure", [each for each in FIGURES if each != "model.kv_head_slots"])
+@pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_without_a_source_is_named(figure):
     """A figure's own source or its table's will do; all others have one here."""
     table, key = figure.split(".")
@@ -187,29 +182,12 @@ def test_a_term_of_zero_is_a_profile(figure):
     assert getattr(getattr(parse_profile(changed(figure, "0.0"), "mine"), table), key) == 0.0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="Profile.check compares with 0 only: TOML's nan and inf pass, and the first step fails in the engine "
-    "(sleep of a nan), or never ends",
-)
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize("figure", ["timing.step_us", "link.bandwidth_gbps"])
 def test_a_figure_that_is_no_number_is_refused(figure, value):
     """TOML can say nan and inf."""
     with pytest.raises(EmulatorError, match=figure):
         parse_profile(changed(figure, value), "mine")
-
-
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="Profile.check takes any number of head slots; the canary has two, and refuses more when the engine starts",
-)
-def test_more_head_slots_than_the_canary_has_are_refused():
-    """A word of 64 bits has two halves."""
-    with pytest.raises(EmulatorError, match=r"model\.kv_head_slots"):
-        parse_profile(changed("model.kv_head_slots", "4"), "mine")
 
 
 # What is written is what is read.

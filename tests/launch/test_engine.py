@@ -191,12 +191,6 @@ def test_clients_call_a_profile_by_its_name(model, name):
         assert options(command, "--served-model-name") == [expected]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="engine._emulation takes Path(model).stem, which takes '.3-70b-8xh100' for a suffix: the engine is called "
-    "llama-3 (and so is the model in the example of `kvberth up`)",
-)
 def test_a_dot_in_a_profile_s_name_is_no_suffix():
     """Every profile that comes with kvberth is called by its name."""
     for name in emulator.profile_names():

@@ -4,7 +4,8 @@ The file becomes typer's defaults, so that environment and flags override it and
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,33 @@ def use_config_file(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _configurable(context: typer.Context) -> dict[str, dict[str, bool]]:
-    """Per command that takes a file, its settings; True for those that are lists."""
+class _Kind(Enum):
+    """What a setting takes."""
+
+    TEXT = auto()
+    LIST = auto()
+    FLAG = auto()
+
+
+def _configurable(context: typer.Context) -> dict[str, dict[str, _Kind]]:
+    """Per command that takes a file, its settings."""
     assert context.parent is not None
     group: Any = context.parent.command
     settings = {
-        name: {parameter.name: bool(parameter.multiple) for parameter in command.params}
+        name: {parameter.name: _kind(parameter) for parameter in command.params}
         for name, command in group.commands.items()
     }
     return {
-        name: {key: is_list for key, is_list in keys.items() if key != "config"}
+        name: {key: kind for key, kind in keys.items() if key != "config"}
         for name, keys in settings.items()
         if "config" in keys
     }
+
+
+def _kind(parameter: Any) -> _Kind:
+    if getattr(parameter, "is_flag", False):
+        return _Kind.FLAG
+    return _Kind.LIST if parameter.multiple else _Kind.TEXT
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -64,21 +79,29 @@ def _check_names(where: str, kind: str, given: Mapping[str, Any], known: list[st
         raise BadSettings(f"{where}: unknown {kind} {unknown[0]!r}; known are {', '.join(known)}")
 
 
-def _defaults(where: str, table: Any, settings: Mapping[str, bool]) -> dict[str, str | list[str]]:
+def _defaults(where: str, table: Any, settings: Mapping[str, _Kind]) -> dict[str, str | list[str]]:
     """A table as what the user might have typed. As text, since 2.7 or true must not pass for an integer."""
     if not isinstance(table, dict):
         raise BadSettings(f"{where}: must be a table of settings")
     _check_names(where, "key", table, list(settings))
-    return {
-        key: _each_as_text(f"{where} {key}", value) if settings[key] else _as_text(f"{where} {key}", value)
-        for key, value in table.items()
+    readers: dict[_Kind, Callable[[str, Any], str | list[str]]] = {
+        _Kind.TEXT: _as_text,
+        _Kind.LIST: _each_as_text,
+        _Kind.FLAG: _flag_as_text,
     }
+    return {key: readers[settings[key]](f"{where} {key}", value) for key, value in table.items()}
 
 
 def _each_as_text(where: str, value: Any) -> list[str]:
     if not isinstance(value, list):
         raise BadSettings(f'{where}: must be a list, such as ["..."]')
     return [_as_text(where, item) for item in value]
+
+
+def _flag_as_text(where: str, value: Any) -> str:
+    if not isinstance(value, bool):
+        raise BadSettings(f"{where}: must be true or false, not {value}")
+    return str(value).lower()
 
 
 def _as_text(where: str, value: Any) -> str:

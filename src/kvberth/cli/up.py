@@ -84,7 +84,7 @@ def up(
             for engine in cluster.undivided:
                 typer.echo(f"engine  {engine.url}")
             typer.echo(f"logs    {cluster.run_dir}")
-            typer.echo(f"try     {example(urls[0], served_model_name or (Path(model).stem if emulate else model))}")
+            typer.echo(f"try     {example(urls[0], settings.model_name)}")
             typer.echo("Ctrl-C stops everything.", err=True)
             cluster.wait()
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kvberth.emulator.profile import SLOT_BYTES, Profile
+from kvberth.emulator.profile import HEAD_SLOTS, SLOT_BYTES, Profile
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -70,6 +70,6 @@ class EmulatedAttentionLayer(AttentionLayerBase):
             num_kv_heads=max(1, model.kv_heads // self._ranks),
             head_size=model.head_size,
             dtype=torch.bfloat16,
-            num_head_slots=model.kv_head_slots // self._ranks,
+            num_head_slots=HEAD_SLOTS // self._ranks,
             state_content_bytes=SLOT_BYTES,
         )

@@ -1,6 +1,5 @@
 """vLLM's KV cache tensors as one numpy array of words, whatever the layout."""
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ __all__ = ["words_of"]
 def words_of(layers: Sequence[torch.Tensor]) -> Words:
     """The layers' tensors, each (blocks, head slots, tokens, content), as (layers, blocks, head slots, tokens).
 
-    All layers lie in one allocation at equal distances, as `allocate_kv_cache` makes them. The tensors own the memory.
+    All layers lie in one allocation at equal distances, as `allocate_kv_cache` makes them. The result keeps it alive.
 
     Raises:
         ValueError: they do not.
@@ -34,11 +33,10 @@ def words_of(layers: Sequence[torch.Tensor]) -> Words:
     if first.shape[3] * size != SLOT_BYTES or strides[3] != size:
         raise ValueError(f"a token has {first.shape[3] * size} bytes per head slot, not {SLOT_BYTES} together")
     storage = first.untyped_storage()
-    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
     return np.ndarray(
         shape=(len(layers), *first.shape[:3]),
         dtype=np.uint32,
-        buffer=memory,
+        buffer=torch.empty(0, dtype=torch.uint8).set_(storage).numpy(),
         offset=first.data_ptr() - storage.data_ptr(),
         strides=(step, *strides[:3]),
     )

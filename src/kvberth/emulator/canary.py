@@ -26,6 +26,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvberth.emulator.profile import HEAD_SLOTS
+
 __all__ = ["Canary", "Corruption", "Words", "bases_of", "extend_sum", "extend_sums", "next_value"]
 
 Words: TypeAlias = NDArray[np.uint32]
@@ -37,8 +39,6 @@ _LAYER = np.uint64(0x8CB92BA72F3D8DD7)
 _ANSWER = np.uint64(0x2545F4914F6CDD1D)
 _MASK = (1 << 64) - 1
 _CACHED_WORDS = 1 << 16
-TOTAL_SLOTS = 2
-"""Head slots over all ranks: the halves of a 64-bit word."""
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -147,9 +147,9 @@ class Canary:
 
     def __init__(self, words: Words, first_slot: int = 0) -> None:
         layers, _, slots, self._block_size = words.shape
-        if not 0 <= first_slot <= TOTAL_SLOTS - slots:
+        if not 0 <= first_slot <= HEAD_SLOTS - slots:
             raise ValueError(
-                f"head slots {first_slot} to {first_slot + slots - 1} are not within 0 to {TOTAL_SLOTS - 1}"
+                f"head slots {first_slot} to {first_slot + slots - 1} are not within 0 to {HEAD_SLOTS - 1}"
             )
         self._words = words
         self._slots = slice(first_slot, first_slot + slots)
@@ -236,7 +236,7 @@ class Canary:
 
     def _halves(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:
         """This rank's head slots of 64-bit words: (n, slots)."""
-        return np.ascontiguousarray(values).view(np.uint32).reshape(-1, TOTAL_SLOTS)[:, self._slots]
+        return np.ascontiguousarray(values).view(np.uint32).reshape(-1, HEAD_SLOTS)[:, self._slots]
 
     def _pages(self, halves: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Whole blocks' words before the layer is mixed in: (blocks, slots, tokens per block)."""

@@ -16,8 +16,8 @@ __all__ = ["Arrival", "Contexts", "Continuation", "Found", "StepPlan", "StepResu
 
 FIRST_TOKEN = 10_356
 TOKEN_COUNT = 10_000
-_ROOM = 256
 """Answers are made of these: ordinary words in the emulator's own vocabulary, and in common ones."""
+_ROOM = 256
 
 
 def token_of(value: int) -> int:
@@ -58,9 +58,15 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, copied out of the scheduler's message."""
+    """One step, copied out of the scheduler's message.
+
+    Attributes:
+        finished: sequences that have left.
+        preempted: sequences that have lost their blocks and may come back.
+    """
 
     finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
     arrivals: tuple[Arrival, ...] = ()
     continuations: tuple[Continuation, ...] = ()
 
@@ -100,6 +106,7 @@ class _Context:
         sums: of each of those; see `canary`.
         sound: tokens whose words were written or verified by this rank.
         error: what verification found, folded; 0 if nothing.
+        is_late_damage_known: whether a later look has found something.
     """
 
     tokens: NDArray[np.uint32]
@@ -109,6 +116,7 @@ class _Context:
     blocks: NDArray[np.int64]
     sound: int = 0
     error: int = 0
+    is_late_damage_known: bool = False
 
     def append(self, tokens: NDArray[np.uint32]) -> None:
         end = self.length + len(tokens)
@@ -131,6 +139,25 @@ class _Context:
             room = max(_ROOM, length - len(self.tokens))
             self.tokens = np.concatenate([self.tokens, np.zeros(room, dtype=np.uint32)])
             self.sums = np.concatenate([self.sums, np.zeros(room, dtype=np.uint64)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What a step computes of one sequence: the tokens from `begin` on."""
+
+    request_id: str
+    context: _Context
+    begin: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.count
+
+    def check(self) -> None:
+        known = self.context.length
+        if self.end > known:
+            raise ValueError(f"request {self.request_id}: {self.end} tokens are to be computed, but {known} are known")
 
 
 class Contexts:
@@ -162,20 +189,27 @@ class Contexts:
         return len(self._contexts)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step."""
+        """Compute one step.
+
+        All words of a step are written before any context is verified, as each layer's are before its attention: vLLM
+        lets a request use the blocks of a prefix that another one computes in this very step.
+        """
         for request_id in plan.finished:
             self._contexts.pop(request_id, None)
+        chunks = [_Chunk(each.request_id, self._arrive(each), each.computed, each.count) for each in plan.arrivals]
+        for each in plan.continuations:
+            context = self._contexts[each.request_id]
+            self._continue(context, each)
+            chunks.append(_Chunk(each.request_id, context, each.computed, each.count))
         result = StepResult()
-        decodes: list[tuple[_Context, int]] = []
-        for arrival in plan.arrivals:
-            context = self._arrive(arrival)
-            self._compute(arrival.request_id, context, arrival.computed, arrival.count, result, decodes)
-        for continuation in plan.continuations:
-            context = self._contexts[continuation.request_id]
-            self._continue(context, continuation)
-            self._compute(continuation.request_id, context, continuation.computed, continuation.count, result, decodes)
-        self._write_decodes(decodes)
-        self._sample(result)
+        for chunk in chunks:
+            chunk.check()
+        self._write(chunks, result)
+        for chunk in chunks:
+            self._verify(chunk, result)
+        for chunk in chunks:
+            self._sample_token(chunk, result)
+        self._look_again(chunks, result)
         return result
 
     def _arrive(self, arrival: Arrival) -> _Context:
@@ -203,69 +237,69 @@ class Contexts:
             context.append(now.all_tokens[context.length :])
         # The scheduler has dropped tokens that were sampled ahead of it, such as those of a preempted sequence.
         context.length = min(context.length, length)
-        # Blocks whose load has failed are computed again.
-        context.sound = min(context.sound, now.computed)
+        if now.computed < context.sound:
+            # Blocks whose load has failed are computed again; what was found may have been in them.
+            context.sound = 0
+            context.error = 0
 
-    def _compute(
-        self,
-        request_id: str,
-        context: _Context,
-        computed: int,
-        count: int,
-        result: StepResult,
-        decodes: list[tuple[_Context, int]],
-    ) -> None:
-        end = computed + count
-        if end > context.length:
-            raise ValueError(f"request {request_id}: {end} tokens are to be computed, but {context.length} are known")
-        if context.sound < computed:
-            self._verify(request_id, context, context.sound, computed, result)
-        if count == 1:
-            decodes.append((context, computed))
-        else:
-            self._canary.write(context.blocks, computed, bases_of(context.sums[computed:end]))
-        context.sound = end
-        result.written_tokens += count
-        result.request_ids.append(request_id)
-        if end < context.length:
-            result.tokens.append([])
-            return
-        token = token_of(next_value(int(context.sums[end - 1]), context.error))
-        context.append_one(token)
-        result.tokens.append([token])
-        result.sampled_tokens += 1
+    def _write(self, chunks: Sequence[_Chunk], result: StepResult) -> None:
+        """The words of all chunks; those of one token, such as a batch that decodes, at once."""
+        single = [chunk for chunk in chunks if chunk.count == 1]
+        if single:
+            positions = np.array([chunk.begin for chunk in single], dtype=np.int64)
+            blocks = np.array([chunk.context.blocks[chunk.begin // self._block_size] for chunk in single])
+            sums = np.array([chunk.context.sums[chunk.begin] for chunk in single], dtype=np.uint64)
+            self._canary.write_tokens(blocks, positions % self._block_size, bases_of(sums))
+        for chunk in chunks:
+            result.written_tokens += chunk.count
+            if chunk.count > 1:
+                bases = bases_of(chunk.context.sums[chunk.begin : chunk.end])
+                self._canary.write(chunk.context.blocks, chunk.begin, bases)
 
-    def _verify(self, request_id: str, context: _Context, start: int, end: int, result: StepResult) -> None:
+    def _verify(self, chunk: _Chunk, result: StepResult) -> None:
         """A context's first use here: what arrived from elsewhere, or was cached."""
-        corruption = self._canary.verify(context.blocks, start, bases_of(context.sums[start:end]))
-        result.verified_tokens += end - start
+        context, start = chunk.context, chunk.context.sound
+        context.sound = chunk.end
+        if start >= chunk.begin:
+            return
+        corruption = self._canary.verify(context.blocks, start, bases_of(context.sums[start : chunk.begin]))
+        result.verified_tokens += chunk.begin - start
         error = 0
         if corruption is not None:
-            result.found.append(Found(request_id, corruption))
+            result.found.append(Found(chunk.request_id, corruption))
             error = corruption.error
         if self._reduce_error is not None:
             error = self._reduce_error(error)
         context.error ^= error
 
-    def _write_decodes(self, decodes: Sequence[tuple[_Context, int]]) -> None:
-        if not decodes:
+    def _sample_token(self, chunk: _Chunk, result: StepResult) -> None:
+        """The next token, unless the prompt goes on."""
+        context = chunk.context
+        result.request_ids.append(chunk.request_id)
+        if chunk.end < context.length:
+            result.tokens.append([])
             return
-        positions = np.array([position for _, position in decodes], dtype=np.int64)
-        blocks = np.array([context.blocks[position // self._block_size] for context, position in decodes])
-        sums = np.array([context.sums[position] for context, position in decodes], dtype=np.uint64)
-        self._canary.write_tokens(blocks, positions % self._block_size, bases_of(sums))
+        token = token_of(next_value(int(context.sums[chunk.end - 1]), context.error))
+        context.append_one(token)
+        result.tokens.append([token])
+        result.sampled_tokens += 1
 
-    def _sample(self, result: StepResult) -> None:
-        """Look again at one block of one sequence: bytes that land late are found where they land."""
-        if not result.request_ids:
+    def _look_again(self, chunks: Sequence[_Chunk], result: StepResult) -> None:
+        """Verify one block of one sequence once more: bytes that land late are found where they land.
+
+        With several ranks it is counted and changes no answer: they would have to agree in every step.
+        """
+        if not chunks:
             return
-        request_id = result.request_ids[int(self._random.integers(len(result.request_ids)))]
-        context = self._contexts[request_id]
-        if context.error:
+        chunk = chunks[int(self._random.integers(len(chunks)))]
+        context = chunk.context
+        if context.error or context.is_late_damage_known:
             return  # counted already
         block = int(self._random.integers(-(-context.sound // self._block_size)))
         start, end = block * self._block_size, min(context.sound, (block + 1) * self._block_size)
         corruption = self._canary.verify(context.blocks, start, bases_of(context.sums[start:end]))
         if corruption is not None:
-            result.found.append(Found(request_id, corruption))
-            context.error = corruption.error
+            result.found.append(Found(chunk.request_id, corruption))
+            context.is_late_damage_known = True
+            if self._reduce_error is None:
+                context.error = corruption.error

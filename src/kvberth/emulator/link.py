@@ -44,7 +44,8 @@ class LineTable:
     def reserve(self, sender: str, receiver: str, seconds: float, now: float) -> float:
         """Hold both lines for so long, as soon as both are free; returns when they are free again."""
         with self._locked():
-            out, into = self._row(sender), self._row(receiver)
+            out = self._row(sender, now)
+            into = self._row(receiver, now, but=out)
             begin = max(now, float(self._rows["out_free_at"][out]), float(self._rows["in_free_at"][into]))
             self._rows["out_free_at"][out] = begin + seconds
             self._rows["in_free_at"][into] = begin + seconds
@@ -56,16 +57,18 @@ class LineTable:
         self._map.close()
         os.close(self._file)
 
-    def _row(self, agent: str) -> int:
-        """The agent's row; for a new agent, the one that has been idle for longest."""
+    def _row(self, agent: str, now: float, but: int | None = None) -> int:
+        """The agent's row; for a new agent, the one that has been idle for longest, `but` for one."""
         name = hashlib.blake2b(agent.encode(), digest_size=15).digest().replace(b"\0", b"\1")
         (found,) = np.nonzero(self._rows["name"] == name)
         if len(found):
             return int(found[0])
-        row = int(np.argmin(np.maximum(self._rows["out_free_at"], self._rows["in_free_at"])))
-        self._rows[row] = (name, 0.0, 0.0)
-        # Zeros alone would make the next new agent take this row too.
-        self._rows["out_free_at"][row] = time.monotonic()
+        free_at = np.maximum(self._rows["out_free_at"], self._rows["in_free_at"])
+        if but is not None:
+            free_at[but] = np.inf
+        row = int(np.argmin(free_at))
+        # With zeros the next new agent would take this row too.
+        self._rows[row] = (name, now, now)
         return row
 
     @contextmanager

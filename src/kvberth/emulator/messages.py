@@ -43,7 +43,12 @@ def plan_of(scheduler_output: "SchedulerOutput") -> StepPlan:
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
         )
     )
-    return StepPlan(tuple(scheduler_output.finished_req_ids), arrivals, continuations)
+    return StepPlan(
+        finished=tuple(scheduler_output.finished_req_ids),
+        preempted=tuple(scheduler_output.preempted_req_ids or ()),
+        arrivals=arrivals,
+        continuations=continuations,
+    )
 
 
 def _blocks(groups: "Sequence[Sequence[int]]") -> NDArray[np.int64]:

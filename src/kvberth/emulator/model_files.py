@@ -56,9 +56,12 @@ def model_folder(profile: Profile | str) -> Path:
         (work / "tokenizer.json").write_text(json.dumps(_tokenizer(), ensure_ascii=False))
         (work / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(profile), indent=1))
         work.chmod(0o755)
-        # Somebody else may have been faster; both results are the same.
-        if not target.is_dir():
+        try:
             work.rename(target)
+        except OSError:
+            # Somebody else may have been faster; both results are the same.
+            if not target.is_dir():
+                raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target

@@ -10,11 +10,13 @@
 The classes of the `nixl` package are changed in place, since who imported them first does not matter that way.
 """
 
+import functools
 import heapq
 import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,7 @@ def install(settings: EmulatorSettings, profile: Profile, ranks: int) -> None:
     if settings.link:
         link = profile.link
         wire = Wire(LineTable(), link.bandwidth_gbps / ranks, link.latency_us, profile.bytes_scale)
-        _delay_completions(_api.nixl_agent, wire)
+        _Link(_api.nixl_agent, wire).install(_api.nixl_agent)
 
 
 def _rested(config_class: Any, delay_us: int, sync_mode: Any) -> Any:
@@ -78,6 +80,8 @@ class _Modelled:
         self.sender: str = agent.name if operation == "WRITE" else name
         self.receiver: str = name if operation == "WRITE" else agent.name
         self.due = 0.0
+        self.lock = threading.Lock()
+        self.is_released = False
         self.is_complete = threading.Event()
 
 
@@ -103,123 +107,158 @@ class _Notices(threading.Thread):
                     self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
                 _, _, handle, modelled = heapq.heappop(self._due)
             try:
-                if self._real_state(modelled.agent, handle) == "PROC":
+                # The lock keeps the handle from being released in between.
+                with modelled.lock:
+                    state = "RELEASED" if modelled.is_released else self._real_state(modelled.agent, handle)
+                if state == "PROC":
                     modelled.due = time.monotonic() + _POLL_SECONDS
                     self.add(handle, modelled)
                     continue
-                modelled.agent.send_notif(modelled.peer, modelled.notice)
+                if state == "DONE":
+                    modelled.agent.send_notif(modelled.peer, modelled.notice)
             except Exception:
                 # As on a broken wire: the other side hears nothing, and this side asks for the state itself.
                 logger.exception("the notice of a transfer to %s could not be sent", modelled.peer)
             modelled.is_complete.set()
 
 
-def _delay_completions(agent_class: Any, wire: Wire) -> None:
-    """Make handles of this class complete when the wire says so."""
-    real = {
-        name: getattr(agent_class, name)
-        for name in (
-            "get_xfer_descs",
-            "prep_xfer_dlist",
-            "make_prepped_xfer",
-            "initialize_xfer",
-            "transfer",
-            "check_xfer_state",
-            "release_xfer_handle",
-            "release_dlist_handle",
-        )
-    }
-    notices = _Notices(real["check_xfer_state"])
-    notices.start()
-    # By the address of NIXL's own object, which a handle keeps for life; its class has no room for attributes.
-    transfers: dict[int, _Modelled] = {}
-    sides: dict[int, tuple[int, str]] = {}
-    lengths: dict[int, int] = {}
+class _Link:
+    """Stands in for methods of NIXL's agent, and completes their transfers when the wire says so.
 
-    def get_xfer_descs(self: Any, descs: Any, mem_type: str | None = None) -> Any:
-        made = real["get_xfer_descs"](self, descs, mem_type)
+    Its methods have the names of those that they stand in for, and get the agent as the first argument.
+    """
+
+    NAMES = (
+        "get_xfer_descs",
+        "prep_xfer_dlist",
+        "make_prepped_xfer",
+        "initialize_xfer",
+        "transfer",
+        "check_xfer_state",
+        "release_xfer_handle",
+        "release_dlist_handle",
+    )
+
+    def __init__(self, agent_class: Any, wire: Wire) -> None:
+        self._real = {name: getattr(agent_class, name) for name in self.NAMES}
+        self._wire = wire
+        self._notices = _Notices(self._real["check_xfer_state"])
+        # By the address of NIXL's own object, which a handle keeps for life; its class has no room for attributes.
+        self._transfers: dict[int, _Modelled] = {}
+        self._sides: dict[int, tuple[int, str | bytes]] = {}
+        # By the identity of a list of descriptors, from its making to its use.
+        self._sums: dict[int, int] = {}
+
+    def install(self, agent_class: Any) -> None:
+        """Put the methods in place, and begin to send notices."""
+        self._notices.start()
+        for name in self.NAMES:
+            setattr(agent_class, name, _as_method(getattr(self, name)))
+
+    def get_xfer_descs(self, agent: Any, descs: Any, mem_type: str | None = None) -> Any:
+        made = self._real["get_xfer_descs"](agent, descs, mem_type)
         if isinstance(descs, np.ndarray):
-            lengths[id(made)] = int(descs[:, 1].sum())
+            self._sums[id(made)] = int(descs[:, 1].sum())
         return made
 
-    def prep_xfer_dlist(self: Any, agent_name: str, xfer_list: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = real["prep_xfer_dlist"](self, agent_name, xfer_list, *args, **kwargs)
-        sides[handle._handle] = (int(xfer_list[0][1]), agent_name)
+    def prep_xfer_dlist(self, agent: Any, agent_name: str | bytes, xfer_list: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = self._real["prep_xfer_dlist"](agent, agent_name, xfer_list, *args, **kwargs)
+        self._sums.pop(id(xfer_list), None)
+        self._sides[handle._handle] = (int(xfer_list[0][1]), agent_name)
         return handle
 
     def make_prepped_xfer(
-        self: Any,
+        self,
+        agent: Any,
         operation: str,
-        local_side: Any,
+        local_xfer_side: Any,
         local_indices: Any,
-        remote_side: Any,
+        remote_xfer_side: Any,
         remote_indices: Any,
         notif_msg: bytes = b"",
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        handle = real["make_prepped_xfer"](
-            self, operation, local_side, local_indices, remote_side, remote_indices, b"", *args, **kwargs
+        handle = self._real["make_prepped_xfer"](
+            agent, operation, local_xfer_side, local_indices, remote_xfer_side, remote_indices, b"", *args, **kwargs
         )
-        length, _ = sides[local_side._handle]
-        _, peer = sides[remote_side._handle]
-        transfers[handle._handle] = _Modelled(self, operation, peer, len(local_indices) * length, notif_msg)
+        length, _ = self._sides[local_xfer_side._handle]
+        _, peer = self._sides[remote_xfer_side._handle]
+        modelled = _Modelled(agent, operation, peer, len(local_indices) * length, notif_msg)
+        self._transfers[handle._handle] = modelled
         return handle
 
     def initialize_xfer(
-        self: Any,
+        self,
+        agent: Any,
         operation: str,
         local_descs: Any,
         remote_descs: Any,
-        remote_agent: str,
+        remote_agent: str | bytes,
         notif_msg: bytes = b"",
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        handle = real["initialize_xfer"](self, operation, local_descs, remote_descs, remote_agent, b"", *args, **kwargs)
-        lengths.pop(id(remote_descs), None)
-        size = lengths.pop(id(local_descs), None)
+        handle = self._real["initialize_xfer"](
+            agent, operation, local_descs, remote_descs, remote_agent, b"", *args, **kwargs
+        )
+        self._sums.pop(id(remote_descs), None)
+        size = self._sums.pop(id(local_descs), None)
         if size is None:
-            size = sum(int(descriptor[1]) for descriptor in local_descs)
-        transfers[handle._handle] = _Modelled(self, operation, remote_agent, size, notif_msg)
+            # NIXL's list can be indexed, but has neither a length nor an end.
+            size = sum(int(local_descs[index][1]) for index in range(local_descs.descCount()))
+        self._transfers[handle._handle] = _Modelled(agent, operation, remote_agent, size, notif_msg)
         return handle
 
-    def transfer(self: Any, handle: Any, notif_msg: bytes = b"") -> str:
-        modelled = transfers[handle._handle]
-        state: str = real["transfer"](self, handle)
+    def transfer(self, agent: Any, handle: Any, notif_msg: bytes = b"") -> str:
+        modelled = self._transfers[handle._handle]
+        state: str = self._real["transfer"](agent, handle)
         if state == "ERR":
             return state
-        modelled.due = wire.completion_time(modelled.sender, modelled.receiver, modelled.copied_bytes)
+        modelled.due = self._wire.completion_time(modelled.sender, modelled.receiver, modelled.copied_bytes)
         modelled.notice = notif_msg or modelled.notice
         modelled.is_complete.clear()
         if modelled.notice:
-            notices.add(handle, modelled)
+            self._notices.add(handle, modelled)
         return "PROC"
 
-    def check_xfer_state(self: Any, handle: Any) -> str:
-        state: str = real["check_xfer_state"](self, handle)
-        modelled = transfers[handle._handle]
+    def check_xfer_state(self, agent: Any, handle: Any) -> str:
+        state: str = self._real["check_xfer_state"](agent, handle)
+        modelled = self._transfers[handle._handle]
         if state != "DONE":
             return state
         is_due = modelled.is_complete.is_set() if modelled.notice else time.monotonic() >= modelled.due
         return "DONE" if is_due else "PROC"
 
-    def release_xfer_handle(self: Any, handle: Any) -> None:
-        real["release_xfer_handle"](self, handle)
-        transfers.pop(handle._handle, None)
+    def release_xfer_handle(self, agent: Any, handle: Any) -> None:
+        # Forgotten first: once it is free, NIXL may give the same address to another thread's transfer.
+        modelled = self._transfers.pop(handle._handle, None)
+        if modelled is None:
+            self._real["release_xfer_handle"](agent, handle)
+            return
+        try:
+            with modelled.lock:
+                self._real["release_xfer_handle"](agent, handle)
+                modelled.is_released = True
+        except Exception:
+            self._transfers[handle._handle] = modelled
+            raise
 
-    def release_dlist_handle(self: Any, handle: Any) -> None:
-        real["release_dlist_handle"](self, handle)
-        sides.pop(handle._handle, None)
+    def release_dlist_handle(self, agent: Any, handle: Any) -> None:
+        side = self._sides.pop(handle._handle, None)
+        try:
+            self._real["release_dlist_handle"](agent, handle)
+        except Exception:
+            if side is not None:
+                self._sides[handle._handle] = side
+            raise
 
-    for function in (
-        get_xfer_descs,
-        prep_xfer_dlist,
-        make_prepped_xfer,
-        initialize_xfer,
-        transfer,
-        check_xfer_state,
-        release_xfer_handle,
-        release_dlist_handle,
-    ):
-        setattr(agent_class, function.__name__, function)
+
+def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a class: called on an agent, it passes the agent on."""
+
+    @functools.wraps(function)
+    def method(agent: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(agent, *args, **kwargs)
+
+    return method

@@ -12,11 +12,10 @@ import torch
 from prometheus_client import REGISTRY
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from kvberth.emulator.canary import TOTAL_SLOTS
 from kvberth.emulator.counters import CounterFile, EmulatorCollector
 from kvberth.emulator.errors import EmulatorError
 from kvberth.emulator.model_files import is_profile, model_folder, profile_of_folder
-from kvberth.emulator.profile import Profile, profile_names
+from kvberth.emulator.profile import HEAD_SLOTS, Profile, profile_names
 from kvberth.emulator.settings import EmulatorSettings
 from kvberth.emulator.versions import check_version
 
@@ -241,9 +240,9 @@ def _refuse_unsupported(vllm_config: "VllmConfig") -> None:
     parallel = vllm_config.parallel_config
     if parallel.world_size != parallel.tensor_parallel_size:
         raise EmulatorError("pipeline and context parallelism are not emulated: leave them at 1")
-    if TOTAL_SLOTS % parallel.tensor_parallel_size:
+    if HEAD_SLOTS % parallel.tensor_parallel_size:
         raise EmulatorError(
-            f"tensor_parallel_size {parallel.tensor_parallel_size} is not emulated: it can be 1 or {TOTAL_SLOTS}; "
+            f"tensor_parallel_size {parallel.tensor_parallel_size} is not emulated: it can be 1 or {HEAD_SLOTS}; "
             "a profile's timing is that of the whole engine, whatever this is"
         )
     for name, value in (

@@ -3,6 +3,8 @@
 A profile is found by name among those that come with kvberth, or is a file of the user's own.
 """
 
+import math
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from kvberth.emulator.errors import EmulatorError
 
 __all__ = ["Engine", "Link", "Model", "Profile", "Timing", "load_profile", "profile_names"]
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+HEAD_SLOTS = 2
+"""What an emulated page has in place of heads, over all ranks; tensor parallelism splits them."""
 SLOT_BYTES = 4
 """Bytes that one token has in one head slot of one layer of the emulated cache."""
 
@@ -25,7 +31,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         kv_heads: of the whole model, over all ranks.
         context_tokens: the longest context.
         kv_bytes_per_element: 2 for bfloat16, 1 for fp8.
-        kv_head_slots: what an emulated page has in place of heads; tensor parallelism splits them.
     """
 
     architecture: str
@@ -39,7 +44,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     vocab_size: int
     context_tokens: int
     kv_bytes_per_element: int
-    kv_head_slots: int = 2
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +104,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def emulated_token_bytes(self) -> int:
         """KV bytes of one token over all layers that the emulator stores and transfers, over all ranks."""
-        return self.model.layers * self.model.kv_head_slots * SLOT_BYTES
+        return self.model.layers * HEAD_SLOTS * SLOT_BYTES
 
     @property
     def bytes_scale(self) -> float:
@@ -113,17 +117,24 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Raises:
             EmulatorError: names the figure and what would be right.
         """
+        if not _NAME.fullmatch(self.name):
+            raise EmulatorError(
+                f"profile {self.name!r}: the name begins with a letter or a digit, and has letters, digits, '.', '_' "
+                "and '-'"
+            )
         for table_name in ("model", "engine", "timing", "link"):
             table = getattr(self, table_name)
             for key in table.__struct_fields__:
                 value = getattr(table, key)
-                if isinstance(value, int | float) and (value < 0 or (value == 0 and isinstance(value, int))):
-                    raise EmulatorError(f"profile {self.name}: {table_name}.{key} must be above 0, not {value}")
-                is_figure = isinstance(value, int | float) and key != "kv_head_slots"
-                if is_figure and not {table_name, f"{table_name}.{key}"} & set(self.sources):
-                    raise EmulatorError(f"profile {self.name}: {table_name}.{key} has no source; add it to [sources]")
-        if self.link.bandwidth_gbps == 0:
-            raise EmulatorError(f"profile {self.name}: link.bandwidth_gbps must be above 0")
+                if isinstance(value, str):
+                    continue
+                where = f"{table_name}.{key}"
+                may_be_zero = table_name == "timing" or where == "link.latency_us"
+                if not (math.isfinite(value) and (value > 0 or (value == 0 and may_be_zero))):
+                    least = "0 or more" if may_be_zero else "above 0"
+                    raise EmulatorError(f"profile {self.name}: {where} must be a number {least}, not {value}")
+                if not {table_name, where} & set(self.sources):
+                    raise EmulatorError(f"profile {self.name}: {where} has no source; add it to [sources]")
 
 
 def profile_names() -> list[str]:
@@ -141,9 +152,11 @@ def load_profile(name: str | Path) -> Profile:
     path = Path(name)
     if path.suffix == ".toml":
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise EmulatorError(f"profile {name}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise EmulatorError(f"profile {name}: is not TOML: {error}") from error
     elif str(name) in profile_names():
         text = (resources.files("kvberth.emulator") / "profiles" / f"{name}.toml").read_text()
     else:
@@ -178,5 +191,5 @@ def dump_profile(profile: Profile) -> str:
 
 
 def _toml(value: str | float) -> str:
-    # A JSON string without escapes beyond the common ones is a TOML basic string; numbers are written alike.
-    return msgspec.json.encode(value).decode()
+    # A JSON string is a TOML basic string, but for one character; numbers are written alike.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

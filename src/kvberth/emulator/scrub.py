@@ -9,7 +9,7 @@ moment.
 All of this is the engine's thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +41,16 @@ class Scrubber:
         self._sequences: dict[str, _Sequence] = {}
         self._leaving: list[_Sequence] = []
 
-    def before_step(self, finished: Sequence[str]) -> None:
-        """Spoil what has left, if its last step is done. Before the connector sees the step."""
-        self._leaving += [self._sequences.pop(request_id) for request_id in finished if request_id in self._sequences]
+    def before_step(self, plan: StepPlan) -> None:
+        """Spoil what has left, if its last step is done. Before the connector sees the step.
+
+        A preempted sequence has no blocks any more, and those that it had may be somebody else's by now.
+        """
+        for request_id in plan.preempted:
+            self._sequences.pop(request_id, None)
+        for request_id in plan.finished:
+            if (sequence := self._sequences.pop(request_id, None)) is not None:
+                self._leaving.append(sequence)
         waiting = []
         for sequence in self._leaving:
             if sequence.last_step.query():
@@ -57,9 +64,10 @@ class Scrubber:
         for arrival in plan.arrivals:
             self._sequences[arrival.request_id] = _Sequence([arrival.blocks], event)
         for continuation in plan.continuations:
+            if continuation.resumed and continuation.new_blocks is not None:
+                self._sequences[continuation.request_id] = _Sequence([continuation.new_blocks], event)
+                continue
             sequence = self._sequences[continuation.request_id]
             sequence.last_step = event
             if continuation.new_blocks is not None:
-                if continuation.resumed:
-                    sequence.table.clear()
                 sequence.table.append(continuation.new_blocks)

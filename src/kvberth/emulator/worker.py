@@ -29,6 +29,7 @@ from kvberth.emulator.contexts import Contexts, StepPlan, StepResult
 from kvberth.emulator.counters import CounterFile
 from kvberth.emulator.messages import plan_of
 from kvberth.emulator.platform import profile_of
+from kvberth.emulator.profile import HEAD_SLOTS
 from kvberth.emulator.scrub import Scrubber
 from kvberth.emulator.settings import EmulatorSettings
 from kvberth.emulator.stream import Device, Event, LaunchedStep, Stream
@@ -113,7 +114,7 @@ class EmulatedWorker(WorkerBase):
         caches = allocate_kv_cache(kv_cache_config, torch.device("cpu"), layout)
         for name, layer in self._layers().items():
             layer.bind_kv_cache(caches[name])
-        slots = self._profile.model.kv_head_slots // self.parallel_config.tensor_parallel_size
+        slots = HEAD_SLOTS // self.parallel_config.tensor_parallel_size
         ordered = [caches[name] for name in self._layers()]
         canary = Canary(words_of(ordered), first_slot=slots * get_tp_group().rank_in_group)
         self._words_per_token = canary.words_per_token
@@ -153,7 +154,7 @@ class EmulatedWorker(WorkerBase):
         plan = plan_of(scheduler_output)
         if self._scrubber is not None:
             # Before the connector may let anything be put into these blocks.
-            self._scrubber.before_step(plan.finished)
+            self._scrubber.before_step(plan)
         if not plan.chunks:
             if plan.finished:
                 self._stream.launch(0.0, self._work(plan))

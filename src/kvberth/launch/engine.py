@@ -140,8 +140,7 @@ def engine_command(
 
 def _emulation(settings: ClusterSettings) -> list[str]:
     """Arguments of an emulated engine: its name, and the emulator's settings."""
-    name = settings.served_model_name or Path(settings.model).stem
-    arguments = ["--served-model-name", name]
+    arguments = ["--served-model-name", settings.model_name]
     if settings.emulate_link:
         arguments += ["--additional-config", json.dumps({"kvberth_emulator": {"link": True}})]
     return arguments

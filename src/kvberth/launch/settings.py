@@ -62,6 +62,13 @@ class ClusterSettings:
     engine_args: tuple[str, ...] = ()
     run_dir: Path | None = None
 
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        return Path(self.model).name.removesuffix(".toml") if self.emulate else self.model
+
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("model: must be a name or a folder")
@@ -79,5 +86,7 @@ class ClusterSettings:
             raise ValueError("connector: vllm is for emulated engines; the router cannot find real ones that have it")
         if self.emulate_link and not self.emulate:
             raise ValueError("emulate_link: there is no link to emulate without emulated engines")
+        if self.emulate_link and any(each.startswith("--additional-config") for each in self.engine_args):
+            raise ValueError("emulate_link: say link = true in your own --additional-config instead")
         if self.port is not None and not 1 <= self.port <= 65535:
             raise ValueError(f"port: must be 1 to 65535, not {self.port}")
