@@ -27,6 +27,7 @@ def message(**changes) -> SimpleNamespace:
         "scheduled_cached_reqs": cached,
         "num_scheduled_tokens": {"new": 3, "received": 1, "grows": 1, "goes on": 1, "back": 3},
         "finished_req_ids": {"gone"},
+        "preempted_req_ids": {"lost"},
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -52,6 +53,12 @@ def test_continuations_are_taken_over():
 def test_ends_are_taken_over():
     """Whatever else is in the step."""
     assert plan_of(message()).finished == ("gone",)
+
+
+def test_preemptions_are_taken_over():
+    """None of them may be said as nothing."""
+    assert plan_of(message()).preempted == ("lost",)
+    assert plan_of(message(preempted_req_ids=None)).preempted == ()
 
 
 def test_a_plan_is_a_copy():
@@ -81,7 +88,11 @@ def test_an_empty_message_is_an_empty_plan():
         all_token_ids={},
     )
     empty = message(
-        scheduled_new_reqs=[], scheduled_cached_reqs=nobody, num_scheduled_tokens={}, finished_req_ids=set()
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=nobody,
+        num_scheduled_tokens={},
+        finished_req_ids=set(),
+        preempted_req_ids=None,
     )
     assert plan_of(empty) == StepPlan()
     assert plan_of(empty).chunks == []

@@ -24,8 +24,10 @@ from kvberth.protocol.events import (
     DoneReceived,
     PeerReady,
     PrefillAborted,
+    PrefillAdvanced,
     PrefillAnnounced,
     PrefillFinished,
+    PrefillRestarted,
     ReadsDone,
     ReadsFailed,
     RegisterReceived,
@@ -102,6 +104,12 @@ class Pair:
 
     def announce(self, event: PrefillAnnounced | None = None) -> "Pair":
         return self._produce(event or announced())
+
+    def advance_prefill(self, first: int, *blocks: int, is_complete: bool = False) -> "Pair":
+        return self._produce(PrefillAdvanced(first, blocks, is_complete))
+
+    def restart_prefill(self) -> "Pair":
+        return self._produce(PrefillRestarted())
 
     def finish_prefill(self, blocks: tuple[int, ...] = (1, 2, 3)) -> "Pair":
         return self._produce(PrefillFinished(blocks))

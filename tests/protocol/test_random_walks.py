@@ -1,9 +1,9 @@
 """Hypothesis walks two machines through an adversarial world and looks for blocks that are freed too early.
 
 The world may deliver, drop, duplicate and reorder messages, let either side die and come back, end transfers well or
-badly, and let time pass. Invariants: D's blocks are not given back while P has a WRITE in flight, P's not while
-anything may touch them, each request is reported or released at most once, and once the world has calmed down every
-transfer has one end.
+badly, preempt the prefill in mid-flight, and let time pass. Invariants: D's blocks are not given back while P has a
+WRITE in flight, P's not while anything may touch them, what D is told has come is of one generation of P's blocks and
+whole, each request is reported or released at most once, and once the world has calmed down every transfer has one end.
 """
 
 from hypothesis import settings
@@ -18,6 +18,7 @@ from kvberth.protocol import (
     ReportReceived,
     StartRead,
     StartWrite,
+    StopPosting,
     Timing,
     TransferMode,
 )
@@ -35,8 +36,11 @@ class World(RuleBasedStateMachine):
         self.pair = Pair(Timing(memory_seconds=1e9))
         self.mode = mode
         self.has_announced = self.has_finished = self.has_waited = False
-        self.writing = self.reading = False
-        self.seen = 0
+        # A flight is open from its first WRITE to its landing, and may land when the last has been asked for.
+        self.writing = self.reading = self.may_land = False
+        self.generation = self.ready = self.seen = 0
+        self.completed_generation = -1
+        self.landed: dict[int, int] = {}
 
     # Engines.
 
@@ -46,12 +50,29 @@ class World(RuleBasedStateMachine):
         self.has_announced = True
         self.pair.announce()
 
+    @precondition(lambda self: self.has_announced and not self.has_finished and self.ready < 3)
+    @rule(count=st.integers(1, 3))
+    def advance_prefill(self, count: int) -> None:
+        """Some of the three blocks are ready, perhaps the last ones; each generation has blocks of its own."""
+        end = min(3, self.ready + count)
+        blocks = [10 * self.generation + index + 1 for index in range(self.ready, end)]
+        self.pair.advance_prefill(self.ready, *blocks, is_complete=end == 3)
+        self.ready = end
+
+    @precondition(lambda self: self.has_announced and not self.has_finished)
+    @rule()
+    def preempt_prefill(self) -> None:
+        """The blocks are somebody else's from now on, in mid-flight as well."""
+        self.generation += 1
+        self.ready = 0
+        self.pair.restart_prefill()
+
     @precondition(lambda self: self.has_announced and not self.has_finished)
     @rule(is_complete=st.booleans())
     def end_prefill(self, is_complete: bool) -> None:
         self.has_finished = True
         if is_complete:
-            self.pair.finish_prefill()
+            self.pair.finish_prefill(tuple(10 * self.generation + index + 1 for index in range(3)))
         else:
             self.pair.abort_prefill()
 
@@ -73,14 +94,18 @@ class World(RuleBasedStateMachine):
 
     # Transport.
 
+    @precondition(lambda self: self.writing and self.may_land)
+    @rule()
+    def end_writes(self) -> None:
+        self.writing = self.may_land = False
+        self.completed_generation = self.generation
+        self.pair.writes_done()
+
     @precondition(lambda self: self.writing)
-    @rule(is_ok=st.booleans())
-    def end_writes(self, is_ok: bool) -> None:
-        self.writing = False
-        if is_ok:
-            self.pair.writes_done()
-        else:
-            self.pair.writes_fail()
+    @rule()
+    def fail_writes(self) -> None:
+        self.writing = self.may_land = False
+        self.pair.writes_fail()
 
     @precondition(lambda self: self.reading)
     @rule(is_ok=st.booleans())
@@ -131,8 +156,10 @@ class World(RuleBasedStateMachine):
     def lose_producer(self) -> None:
         """D cuts P off, which ends P's WRITEs before D's machine is told; then P hears that D is gone."""
         if self.writing:
-            self.writing = False
-            self.pair.writes_fail()
+            self.fail_writes()
+            self.nothing_is_freed_while_it_can_be_touched()
+        if self.writing:  # it was drained to begin anew, and did
+            self.fail_writes()
         self.pair.kill_producer()
         self.pair.to_consumer.clear()
         self.pair.kill_consumer()
@@ -143,13 +170,21 @@ class World(RuleBasedStateMachine):
     def nothing_is_freed_while_it_can_be_touched(self) -> None:
         for action in self.pair.log[self.seen :]:
             match action:
-                case StartWrite():
-                    assert not self.writing
-                    self.writing = True
+                case StartWrite(local_blocks=local, remote_blocks=remote, is_last=is_last):
+                    assert not (self.writing and self.may_land), "posted behind the last"
+                    self.writing, self.may_land = True, is_last
+                    for mine, theirs in zip(local, remote, strict=True):
+                        assert mine // 10 == self.generation, "a block was written that P has no more"
+                        self.landed[theirs] = mine
+                case StopPosting():
+                    self.may_land = True
                 case StartRead():
                     assert not self.reading
                     self.reading = True
-                case ReportReceived():
+                case ReportReceived(ok=ok):
+                    if ok and self.mode is TransferMode.PUSH:
+                        assert self.landed == {7 + index: self.landed[7] + index for index in range(3)}
+                        assert self.landed[7] // 10 == self.completed_generation, "bytes of an earlier generation"
                     assert not self.writing, "D's blocks were given back under a WRITE"
                     assert not self.reading, "D's blocks were given back under a READ"
                 case ReleaseRequest():
@@ -175,8 +210,8 @@ class World(RuleBasedStateMachine):
                 self.pair._consume(PeerReady(PRODUCER))
             self.pair.heartbeat().deliver()
             self.nothing_is_freed_while_it_can_be_touched()
-            if self.writing:
-                self.end_writes(is_ok=True)
+            if self.writing and self.may_land:
+                self.end_writes()
             if self.reading:
                 self.end_reads(is_ok=True)
             self.pair.deliver().pass_time(31.0)

@@ -76,7 +76,8 @@ def test_diagram_shows_the_happy_path():
     """The docs' diagram is made from the table."""
     diagram = mermaid(PRODUCER_TABLE)
     assert diagram.startswith("stateDiagram-v2")
-    assert "    matched --> writing: PrefillFinished" in diagram
+    assert "    matched --> streaming: PrefillAdvanced" in diagram
+    assert "    streaming --> writing: PrefillAdvanced, PrefillFinished" in diagram
     assert "    writing --> ended: WritesDone, WritesFailed" in diagram
 
 

@@ -283,6 +283,7 @@ def test_the_legs_parameters_are_vllms_names():
         "do_remote_decode": False,
         "transfer_mode": "push",
         "remote_engine_id": "p1",
+        "remote_request_id": "t",
         "remote_host": "h",
         "remote_port": 5,
         "tp_size": 1,

@@ -85,6 +85,7 @@ async def test_push_tells_decode_before_prefill_has_answered(site):
         "do_remote_decode": False,
         "do_remote_prefill": True,
         "remote_engine_id": "p",
+        "remote_request_id": to_prefill["transfer_id"],
         "remote_host": "10.0.0.9",
         "remote_port": 14579,
         "tp_size": 1,

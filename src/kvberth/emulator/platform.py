@@ -6,7 +6,7 @@ would do beyond that (kernels, core binding, a worker in a process of its own) i
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from prometheus_client import REGISTRY
@@ -17,6 +17,7 @@ from kvberth.emulator.errors import EmulatorError
 from kvberth.emulator.model_files import is_profile, model_folder, profile_of_folder
 from kvberth.emulator.profile import HEAD_SLOTS, Profile, profile_names
 from kvberth.emulator.settings import EmulatorSettings
+from kvberth.emulator.stream import Event, Stream
 from kvberth.emulator.versions import check_version
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class EmulatedPlatform(Platform):
     dispatch_key = "CPU"
     dist_backend = "gloo"
     device_control_env_var = "KVBERTH_EMULATED_DEVICES"
+    stream: ClassVar[Stream[Any] | None] = None
+    """Of this process's worker, which sets it."""
 
     @classmethod
     def pre_register_and_update(cls, parser: argparse.ArgumentParser | None = None) -> None:
@@ -158,6 +161,13 @@ class EmulatedPlatform(Platform):
     def is_pin_memory_available(cls) -> bool:
         """No device to pin for."""
         return False
+
+    @classmethod
+    def record_event(cls) -> Event:
+        """An event behind all steps that this process's worker has launched."""
+        if cls.stream is None:
+            raise EmulatorError("there is no emulated worker in this process")
+        return cls.stream.record()
 
     @classmethod
     def get_punica_wrapper(cls) -> str:

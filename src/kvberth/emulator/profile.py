@@ -132,7 +132,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 may_be_zero = table_name == "timing" or where == "link.latency_us"
                 if not (math.isfinite(value) and (value > 0 or (value == 0 and may_be_zero))):
                     least = "0 or more" if may_be_zero else "above 0"
-                    raise EmulatorError(f"profile {self.name}: {where} must be a number {least}, not {value}")
+                    raise EmulatorError(f"profile {self.name}: {where} must be {least}, not {value}")
                 if not {table_name, where} & set(self.sources):
                     raise EmulatorError(f"profile {self.name}: {where} has no source; add it to [sources]")
 

@@ -28,11 +28,11 @@ from kvberth.emulator.canary import Canary
 from kvberth.emulator.contexts import Contexts, StepPlan, StepResult
 from kvberth.emulator.counters import CounterFile
 from kvberth.emulator.messages import plan_of
-from kvberth.emulator.platform import profile_of
+from kvberth.emulator.platform import EmulatedPlatform, profile_of
 from kvberth.emulator.profile import HEAD_SLOTS
 from kvberth.emulator.scrub import Scrubber
 from kvberth.emulator.settings import EmulatorSettings
-from kvberth.emulator.stream import Device, Event, LaunchedStep, Stream
+from kvberth.emulator.stream import Device, LaunchedStep, Stream
 from kvberth.emulator.timing import Step, step_seconds
 from kvberth.emulator.versions import adopt_layout
 
@@ -58,6 +58,7 @@ class EmulatedWorker(WorkerBase):
         self._profile = profile_of(self.vllm_config)
         self._settings = EmulatorSettings.of(self.vllm_config.additional_config)
         self._stream: Stream[StepResult] = Stream()
+        EmulatedPlatform.stream = self._stream
         self._device: Device[StepResult] | None = None
         self._scrubber: Scrubber | None = None
         self._launched: _Output | None = None
@@ -178,10 +179,6 @@ class EmulatedWorker(WorkerBase):
         if output is None:
             raise RuntimeError("sample_tokens without a step")
         return output if self.scheduler_config.async_scheduling else output.get_output()
-
-    def record_event(self) -> Event:
-        """An event behind all steps launched so far."""
-        return self._stream.record()
 
     def synchronize_device(self) -> None:
         """Wait for all steps."""

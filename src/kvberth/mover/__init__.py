@@ -7,26 +7,32 @@ its outbox; those two queues are all that is shared, each behind its own lock.
 
 from kvberth.mover.commands import (
     AbortRequest,
+    AdvancePrefill,
     AnnouncePrefill,
     AwaitRequest,
     Command,
     DeclineRequest,
     EndPrefill,
+    Fence,
     FinishPrefill,
+    RestartPrefill,
 )
 from kvberth.mover.mover import Mover, MoverFailed
 from kvberth.mover.results import Results, TransferReport
 
 __all__ = [
     "AbortRequest",
+    "AdvancePrefill",
     "AnnouncePrefill",
     "AwaitRequest",
     "Command",
     "DeclineRequest",
     "EndPrefill",
+    "Fence",
     "FinishPrefill",
     "Mover",
     "MoverFailed",
+    "RestartPrefill",
     "Results",
     "TransferReport",
 ]

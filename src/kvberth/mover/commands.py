@@ -1,18 +1,31 @@
 """What the engine tells the mover. Plain data: it crosses from the scheduler's process to the workers'."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvberth.protocol import TransferKey
-from kvberth.protocol.events import PrefillAborted, PrefillAnnounced, PrefillFinished, RequestDeclined, RequestWaiting
+from kvberth.protocol.events import (
+    PrefillAborted,
+    PrefillAdvanced,
+    PrefillAnnounced,
+    PrefillFinished,
+    PrefillRestarted,
+    RequestDeclined,
+    RequestWaiting,
+)
 
 __all__ = [
     "AbortRequest",
+    "AdvancePrefill",
     "AnnouncePrefill",
     "AwaitRequest",
     "Command",
     "DeclineRequest",
     "EndPrefill",
+    "Fence",
     "FinishPrefill",
+    "PrefillCommand",
+    "RestartPrefill",
 ]
 
 
@@ -22,6 +35,31 @@ class AnnouncePrefill:
 
     keys: tuple[TransferKey, ...]
     event: PrefillAnnounced
+
+
+class Fence(Protocol):
+    """Behind a forward pass: done when all that it wrote is in memory. Any thread may ask."""
+
+    def query(self) -> bool:
+        """Whether it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdvancePrefill:
+    """Producer: more of its KV will be in memory, as soon as the fence says so; None where it is already."""
+
+    keys: tuple[TransferKey, ...]
+    event: PrefillAdvanced
+    fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPrefill:
+    """Producer: its blocks were taken away; it will be computed anew."""
+
+    keys: tuple[TransferKey, ...]
+    event: PrefillRestarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +109,5 @@ class AbortRequest:
     key: TransferKey
 
 
-Command = AnnouncePrefill | FinishPrefill | EndPrefill | AwaitRequest | DeclineRequest | AbortRequest
+PrefillCommand = AnnouncePrefill | AdvancePrefill | RestartPrefill | FinishPrefill | EndPrefill
+Command = PrefillCommand | AwaitRequest | DeclineRequest | AbortRequest

@@ -3,7 +3,7 @@
 import logging
 from functools import partial
 
-from kvberth.layout import LayoutError, Mismatch, find_mismatch, plan_runs
+from kvberth.layout import Mismatch, find_mismatch, plan_runs
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Link, LinkState
@@ -73,7 +73,7 @@ class ConsumerSide:
 
     def is_moving(self) -> bool:
         """Whether bytes may be moving: our READs, or WRITEs of a producer."""
-        return bool(len(self._flights) or self._machine.count(ConsumerState.RECEIVING))
+        return self._flights.is_moving() or bool(self._machine.count(ConsumerState.RECEIVING))
 
     def next_moment(self) -> float | None:
         """When time alone gives us something to do."""
@@ -236,7 +236,7 @@ class ConsumerSide:
                         if link.peer == peer:
                             self._wire.send_to_server(link.address, encode(message))
                 case StartRead():
-                    self._start(action, now)
+                    self._start(action)
                 case StopPosting(key):
                     self._flights.stop(key)
                 case ReportReceived():
@@ -246,11 +246,8 @@ class ConsumerSide:
                 case StartWrite() | ReleaseRequest():
                     raise AssertionError(f"a consumer does not ask for {action}")
 
-    def _start(self, action: StartRead, now: float) -> None:
+    def _start(self, action: StartRead) -> None:
         card = next(each.card for each in self._links.values() if each.peer == action.peer)
         assert card is not None
         plan = partial(plan_runs, self._card.regions, card.regions, action.local_blocks, action.remote_blocks)
-        try:
-            self._flights.start(action.key, Direction.READ, self._agents[action.peer], plan)
-        except LayoutError as error:
-            self.tell(action.key, ReadsFailed(str(error)), now)
+        self._flights.extend(action.key, Direction.READ, self._agents[action.peer], plan, is_last=True)

@@ -10,14 +10,18 @@ peer names is checked against its own region before anything is posted.
 
 from kvberth.mover.commands import (
     AbortRequest,
+    AdvancePrefill,
     AnnouncePrefill,
     AwaitRequest,
     Command,
     DeclineRequest,
     EndPrefill,
     FinishPrefill,
+    PrefillCommand,
+    RestartPrefill,
 )
 from kvberth.mover.consumer_side import ConsumerSide
+from kvberth.mover.fences import FencedCommands
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.producer_side import ProducerSide
 from kvberth.mover.wire import Wire
@@ -48,6 +52,7 @@ class Core:
         self._timing = timing
         self._producing = ProducerSide(card, transport, wire, outbox, timing)
         self._consuming = ConsumerSide(card, transport, wire, outbox, timing)
+        self._fenced = FencedCommands()
         self._last_turn: float | None = None
 
     def is_moving(self) -> bool:
@@ -56,7 +61,7 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """Seconds until `turn` has something to do without a frame or a command; None for never."""
-        if self.is_moving():
+        if self.is_moving() or self._fenced:
             return _LIVE_POLL_SECONDS
         moments = [self._producing.next_moment(now), self._consuming.next_moment()]
         due = min((moment for moment in moments if moment is not None), default=None)
@@ -79,13 +84,17 @@ class Core:
     def command(self, command: Command, now: float) -> None:
         """One command of the engine."""
         match command:
-            case AnnouncePrefill(keys, prefill) | FinishPrefill(keys, prefill) | EndPrefill(keys, prefill):
-                for key in keys:
-                    self._producing.tell(key, prefill, now)
+            case AnnouncePrefill() | AdvancePrefill() | RestartPrefill() | FinishPrefill() | EndPrefill():
+                if not self._fenced.hold(command):
+                    self._prefill(command, now)
             case AwaitRequest(key, host, port, request) | DeclineRequest(key, host, port, request):
                 self._consuming.begin(key, f"{host}:{port + self._rank}", request, now)
             case AbortRequest(key):
                 self._consuming.tell(key, RequestAborted(), now)
+
+    def _prefill(self, command: PrefillCommand, now: float) -> None:
+        for key in command.keys:
+            self._producing.tell(key, command.event, now)
 
     def frame_from_client(self, route: bytes, frame: bytes, now: float) -> None:
         """A frame from an engine that dialled us."""
@@ -103,6 +112,8 @@ class Core:
             last_look: when the engine last took in new requests; None for an engine that is idle.
         """
         self._last_turn = now
+        for command in self._fenced.passed():
+            self._prefill(command, now)
         if self.is_moving():
             self._transport.progress()
         self._producing.turn(now, now if last_look is None else last_look)

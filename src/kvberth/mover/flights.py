@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from kvberth.layout import Runs
+from kvberth.layout import LayoutError, Runs
 from kvberth.protocol.ids import TransferKey
 from kvberth.transport import Direction, Handle, Transport, TransportError
 
@@ -39,12 +39,18 @@ class _Flight:
     key: TransferKey
     direction: Direction
     peer: str
-    waiting: deque[Runs]
-    num_bytes: int
-    num_descriptors: int
-    post_seconds: float
+    waiting: deque[Runs] = field(default_factory=deque)
+    num_bytes: int = 0
+    num_descriptors: int = 0
+    post_seconds: float = 0.0
     posted: list[Handle] = field(default_factory=list)
+    is_closed: bool = False
     error: str = ""
+
+    @property
+    def has_landed(self) -> bool:
+        """Nothing is in flight, and nothing more will be."""
+        return not self.posted and (bool(self.error) or (self.is_closed and not self.waiting))
 
 
 class Flights:
@@ -55,21 +61,42 @@ class Flights:
         self._flights: dict[TransferKey, _Flight] = {}
         self._post_seconds: dict[TransferKey, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._flights)
+    def is_moving(self) -> bool:
+        """Whether anything is in flight, or about to be. A transfer that waits for its next part is not."""
+        return any(flight.posted or flight.waiting or flight.has_landed for flight in self._flights.values())
 
-    def start(self, key: TransferKey, direction: Direction, peer: str, plan: Callable[[], Runs]) -> None:
-        """Plan a transfer; `advance` posts it. `plan` runs here so that its time counts as posting."""
+    def extend(
+        self, key: TransferKey, direction: Direction, peer: str, plan: Callable[[], Runs] | None, *, is_last: bool
+    ) -> None:
+        """A transfer, or the next part of one; `advance` posts it.
+
+        Args:
+            plan: what to move; it runs here so that its time counts as posting. None adds nothing.
+            is_last: the landing follows when all of it has landed.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(key, direction, peer)
+        flight.is_closed = flight.is_closed or is_last
+        if plan is None:
+            return
         began = time.perf_counter()
-        runs = plan()
-        seconds = time.perf_counter() - began
-        waiting = deque(runs.batches(_BATCH_DESCRIPTORS))
-        self._flights[key] = _Flight(key, direction, peer, waiting, runs.num_bytes, len(runs), seconds)
+        try:
+            runs = plan()
+        except LayoutError as error:
+            flight.error = str(error)
+            flight.waiting.clear()
+            return
+        flight.waiting.extend(runs.batches(_BATCH_DESCRIPTORS))
+        flight.num_bytes += runs.num_bytes
+        flight.num_descriptors += len(runs)
+        flight.post_seconds += time.perf_counter() - began
 
     def stop(self, key: TransferKey) -> None:
         """Post nothing more; the landing follows once what is in flight has landed."""
         if (flight := self._flights.get(key)) is not None:
             flight.waiting.clear()
+            flight.is_closed = True
 
     def advance(self) -> Iterator[Landing]:
         """Look at what is in flight, post what can be posted, and give out what has landed.
@@ -81,7 +108,7 @@ class Flights:
             self._look(flight)
             if not flight.error and flight.waiting and len(flight.posted) < _POSTED_AHEAD:
                 self._post(flight)
-            if not flight.posted and (flight.error or not flight.waiting):
+            if flight.has_landed:
                 del self._flights[flight.key]
                 self._post_seconds[flight.key] = flight.post_seconds
                 yield Landing(

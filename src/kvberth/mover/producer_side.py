@@ -3,7 +3,7 @@
 import logging
 from functools import partial
 
-from kvberth.layout import LayoutError, find_mismatch, plan_runs
+from kvberth.layout import find_mismatch, plan_runs
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Client
@@ -71,7 +71,7 @@ class ProducerSide:
 
     def is_moving(self) -> bool:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
-        return bool(len(self._flights) or self._machine.count(ProducerState.READING))
+        return self._flights.is_moving() or bool(self._machine.count(ProducerState.READING))
 
     def next_moment(self, now: float) -> float | None:
         """When time alone gives us something to do.
@@ -191,7 +191,7 @@ class ProducerSide:
                     if (client := self._clients.get(peer)) is not None:
                         self._wire.send_to_client(client.route, encode(message))
                 case StartWrite():
-                    self._start(action, now)
+                    self._start(action)
                 case StopPosting(key):
                     self._flights.stop(key)
                 case ReleaseRequest(request_id):
@@ -201,10 +201,10 @@ class ProducerSide:
                 case StartRead() | ReportReceived():
                     raise AssertionError(f"a producer does not ask for {action}")
 
-    def _start(self, action: StartWrite, now: float) -> None:
+    def _start(self, action: StartWrite) -> None:
         client = self._clients[action.peer]
-        plan = partial(plan_runs, self._card.regions, client.card.regions, action.local_blocks, action.remote_blocks)
-        try:
-            self._flights.start(action.key, Direction.WRITE, client.agent, plan)
-        except LayoutError as error:
-            self.tell(action.key, WritesFailed(str(error)), now)
+        plan = None
+        if action.local_blocks:
+            blocks = (action.local_blocks, action.remote_blocks)
+            plan = partial(plan_runs, self._card.regions, client.card.regions, *blocks)
+        self._flights.extend(action.key, Direction.WRITE, client.agent, plan, is_last=action.is_last)

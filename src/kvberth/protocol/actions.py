@@ -28,12 +28,17 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class StartWrite:
-    """WRITE our blocks into the peer's; `WritesDone` or `WritesFailed` follows."""
+    """WRITE our blocks into the peer's. `WritesDone` follows when a transfer's last have landed, or `WritesFailed`.
+
+    Attributes:
+        is_last: no more are to come for this transfer.
+    """
 
     key: TransferKey
     peer: PeerName
     local_blocks: tuple[int, ...]
     remote_blocks: tuple[int, ...]
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ __all__ = [
     "PeerReady",
     "PeerRefused",
     "PrefillAborted",
+    "PrefillAdvanced",
     "PrefillAnnounced",
     "PrefillFinished",
+    "PrefillRestarted",
     "ProducerEvent",
     "ReadsDone",
     "ReadsFailed",
@@ -42,8 +44,28 @@ class PrefillAnnounced:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillAdvanced:
+    """More of the prompt's KV is in memory.
+
+    Attributes:
+        first: the place of `blocks[0]` in the prompt: as many blocks came before.
+        blocks: that are ready now; the last, partial one only when the prompt is complete.
+        is_complete: whether these are the prompt's last.
+    """
+
+    first: int
+    blocks: tuple[int, ...]
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRestarted:
+    """The engine has taken the request's blocks away (preemption) and will compute it anew, in others."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillFinished:
-    """The prompt's KV is complete in these blocks, which the engine keeps until `ReleaseRequest`."""
+    """The engine is done: the prompt's KV is complete in these blocks, which it keeps until `ReleaseRequest`."""
 
     blocks: tuple[int, ...]
 
@@ -197,6 +219,8 @@ class StatusAsked:
 
 ProducerEvent = (
     PrefillAnnounced
+    | PrefillAdvanced
+    | PrefillRestarted
     | PrefillFinished
     | PrefillAborted
     | WritesDone

@@ -1,8 +1,13 @@
 """The producer's side of transfers: what P knows, and what it does next.
 
-    absent ──announced──> COMPUTING ──finished──> HELD ──────────┐ registered
-       │                      │ registered                       │
-       └──registered──> REGISTERED ──announced──> MATCHED ──finished──> WRITING or READING ──> ENDED
+    absent ──announced──> COMPUTING ──────── finished ──────> HELD ──────────┐ registered
+       │                      │ registered                                   │
+       └──registered──> REGISTERED ──announced──> MATCHED ──complete──> WRITING or READING ──> ENDED
+                                                     │ some blocks ready     ↑ the last ones
+                                                     └────> STREAMING ───────┘
+
+A push begins as soon as the first blocks are ready (STREAMING), and ends with those that complete the prompt (WRITING).
+What must not be posted any more is drained first (DRAINING), whatever comes then.
 
 One `_Transfer` per key owns everything about it. The table below names every (state, event) that can happen; the
 handlers decide which of its targets is taken. An ended transfer is remembered for a while, so that a message that
@@ -14,6 +19,7 @@ The module is long because a machine is one thing: handlers that were apart woul
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from kvberth.layout import block_range
@@ -33,8 +39,10 @@ from kvberth.protocol.events import (
     DoneReceived,
     PeerLost,
     PrefillAborted,
+    PrefillAdvanced,
     PrefillAnnounced,
     PrefillFinished,
+    PrefillRestarted,
     ProducerEvent,
     RegisterReceived,
     StatusAsked,
@@ -56,9 +64,24 @@ _DENIALS_KEPT = 1024
 """Above this number, denials whose time is over are dropped when one is added."""
 
 
+class _After(Enum):
+    """What comes when nothing is in flight any more."""
+
+    CANCEL = auto()
+    PEER_LOST = auto()
+    ABORT = auto()
+    RESTART = auto()
+
+
 @dataclass(slots=True)
 class _Transfer:
-    """Everything that P knows about one transfer."""
+    """Everything that P knows about one transfer.
+
+    Attributes:
+        ready: blocks whose KV is in memory, from the prompt's first on; all of them when `is_complete`.
+        num_written: how many of the registration's blocks have been given to the transport.
+        after: what comes after DRAINING.
+    """
 
     key: TransferKey
     started: float
@@ -66,7 +89,10 @@ class _Transfer:
     request_id: RequestId | None = None
     num_tokens: int = 0
     prompt_digest: bytes = b""
-    blocks: tuple[int, ...] | None = None
+    ready: list[int] = field(default_factory=list)
+    is_complete: bool = False
+    num_written: int = 0
+    after: _After | None = None
     registration: Register | None = None
     peer: PeerName | None = None
     registered_at: float = 0.0
@@ -201,26 +227,51 @@ class Producer:
         refusal = self._refusal(transfer)
         if refusal is None:
             transfer.state = _S.MATCHED
+            self._advance(transfer, now)
         else:
             self._refuse(transfer, *refusal)
             transfer.state = _S.COMPUTING
+
+    def _on_advanced(self, transfer: _Transfer, event: PrefillAdvanced, now: float) -> None:
+        if transfer.is_engine_done or transfer.state is _S.ENDED:
+            return
+        assert event.first == len(transfer.ready), f"blocks from {event.first} on, but {len(transfer.ready)} are ready"
+        transfer.ready += event.blocks
+        transfer.is_complete = event.is_complete
+        self._advance(transfer, now)
+
+    def _on_restarted(self, transfer: _Transfer, event: PrefillRestarted, now: float) -> None:
+        """What was written may have been read from blocks that were somebody else's: none of it counts."""
+        if transfer.state is _S.ENDED:
+            return
+        transfer.ready, transfer.is_complete = [], False
+        if transfer.state in {_S.STREAMING, _S.WRITING}:
+            self._drain(transfer, _After.RESTART)
+        elif transfer.state is _S.READING:
+            self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "it was preempted", now)
 
     def _on_finished(self, transfer: _Transfer, event: PrefillFinished, now: float) -> None:
         transfer.is_engine_done = True
         if transfer.state is _S.ENDED:
             self._release_late(transfer, now)
             return
-        transfer.blocks = event.blocks
+        transfer.ready, transfer.is_complete = list(event.blocks), True
         if transfer.state is _S.COMPUTING:
             transfer.state = _S.HELD
             transfer.deadline = now + self._timing.lease_seconds
         else:
-            self._begin(transfer, now)
+            self._advance(transfer, now)
 
     def _on_aborted(self, transfer: _Transfer, event: PrefillAborted, now: float) -> None:
         transfer.is_engine_done = True
         if transfer.state is _S.ENDED:
             self._release_late(transfer, now)
+        elif transfer.state in {_S.WRITING, _S.READING} or (
+            transfer.state is _S.DRAINING and transfer.after is not _After.RESTART
+        ):
+            pass  # the KV is complete and its blocks are kept, or nobody wants it any more
+        elif transfer.state in {_S.STREAMING, _S.DRAINING}:
+            self._drain(transfer, _After.ABORT)
         else:
             self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "", now)
 
@@ -262,11 +313,10 @@ class Producer:
             transfer.registration is not None and not transfer.is_registered_by(event.peer, event.attempt)
         ):
             transfer.actions.append(quiesced)  # of an attempt that has no write in flight here
-        elif state is _S.WRITING:
+        elif state in {_S.STREAMING, _S.WRITING, _S.DRAINING}:
             transfer.reason = event.reason
-            transfer.state = _S.DRAINING
-            transfer.actions.append(StopPosting(transfer.key))
-        elif state is not _S.DRAINING:
+            self._drain(transfer, _After.CANCEL)
+        else:
             end = End.COMPLETED if event.reason is Reason.NOT_NEEDED else End.CANCELLED
             transfer.actions.append(quiesced)
             self._finish(transfer, end, event.reason, "", now, tell_peer=False)
@@ -286,29 +336,46 @@ class Producer:
 
     def _on_peer_lost(self, transfer: _Transfer, event: PeerLost, now: float) -> None:
         transfer.detail = event.detail
-        if transfer.state is _S.WRITING:
+        if transfer.state in {_S.STREAMING, _S.WRITING, _S.DRAINING}:
             transfer.reason = Reason.PEER_LOST
-            transfer.state = _S.DRAINING
-            transfer.actions.append(StopPosting(transfer.key))
-        elif transfer.state is not _S.DRAINING:
+            self._drain(transfer, _After.PEER_LOST)
+        else:
             self._finish(transfer, End.FAILED, Reason.PEER_LOST, event.detail, now, tell_peer=False)
 
     def _on_writes_over(self, transfer: _Transfer, event: WritesDone | WritesFailed, now: float) -> None:
         if transfer.state is _S.DRAINING:
-            assert transfer.peer is not None
-            assert transfer.registration is not None
-            was_lost = transfer.reason is Reason.PEER_LOST
-            if not was_lost:
-                transfer.actions.append(
-                    SendMessage(transfer.peer, Quiesced(transfer.key, transfer.registration.attempt))
-                )
-            end = End.FAILED if was_lost else End.CANCELLED
-            self._finish(transfer, end, transfer.reason, transfer.detail, now, tell_peer=False)
+            self._drained(transfer, now)
         elif isinstance(event, WritesFailed):
             self._finish(transfer, End.FAILED, Reason.TRANSPORT, event.detail, now)
         else:
             transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
+
+    def _drain(self, transfer: _Transfer, after: _After) -> None:
+        """Post nothing more, and go on with `after` when nothing is in flight; the latest wish counts."""
+        if transfer.state is not _S.DRAINING:
+            transfer.actions.append(StopPosting(transfer.key))
+        transfer.state = _S.DRAINING
+        transfer.after = after
+
+    def _drained(self, transfer: _Transfer, now: float) -> None:
+        """Nothing is in flight."""
+        assert transfer.peer is not None
+        assert transfer.registration is not None
+        after, transfer.after = transfer.after, None
+        transfer.num_written = 0
+        match after:
+            case _After.RESTART:
+                transfer.state = _S.MATCHED
+                self._advance(transfer, now)
+            case _After.CANCEL:
+                quiesced = Quiesced(transfer.key, transfer.registration.attempt)
+                transfer.actions.append(SendMessage(transfer.peer, quiesced))
+                self._finish(transfer, End.CANCELLED, transfer.reason, transfer.detail, now, tell_peer=False)
+            case _After.PEER_LOST:
+                self._finish(transfer, End.FAILED, Reason.PEER_LOST, transfer.detail, now, tell_peer=False)
+            case _:
+                self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "", now)
 
     def _on_deadline(self, transfer: _Transfer, event: DeadlineReached, now: float) -> None:
         if transfer.state is _S.HELD:
@@ -339,10 +406,9 @@ class Producer:
                 transfer.state = _S.COMPUTING
             return
         transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
-        if transfer.state is _S.HELD:
-            self._begin(transfer, now)
-        else:
-            transfer.state = _S.MATCHED
+        transfer.deadline = None
+        transfer.state = _S.MATCHED
+        self._advance(transfer, now)
 
     def _refusal(self, transfer: _Transfer) -> tuple[Reason, str] | None:
         """Why the registration cannot be for the announced request; None when it can."""
@@ -372,31 +438,40 @@ class Producer:
         self._keys_of_peer.untie(transfer.peer, transfer.key)
         transfer.registration = transfer.peer = None
 
-    def _begin(self, transfer: _Transfer, now: float) -> None:
-        """Blocks and registration are both here: move the bytes."""
-        message, peer, blocks = transfer.registration, transfer.peer, transfer.blocks
+    def _advance(self, transfer: _Transfer, now: float) -> None:
+        """Registration and some blocks are both here: move what can be moved."""
+        if transfer.state not in {_S.MATCHED, _S.STREAMING}:
+            return
+        message, peer = transfer.registration, transfer.peer
         assert message is not None
         assert peer is not None
-        assert blocks is not None
-        transfer.deadline = None
         start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
         if start == stop:
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
         elif message.mode is TransferMode.PUSH:
-            transfer.state = _S.WRITING
-            transfer.actions.append(SendMessage(peer, Writing(transfer.key, message.attempt)))
-            transfer.actions.append(StartWrite(transfer.key, peer, blocks[start:stop], message.blocks))
-        else:
+            self._write(transfer, message, peer, start, stop)
+        elif transfer.is_complete:
             transfer.state = _S.READING
             transfer.actions.append(self._located(transfer))
+
+    def _write(self, transfer: _Transfer, message: Register, peer: PeerName, start: int, stop: int) -> None:
+        """Give the transport what is ready and not yet written."""
+        begin, end = start + transfer.num_written, min(len(transfer.ready), stop)
+        if end <= begin and not transfer.is_complete:
+            return
+        if transfer.state is _S.MATCHED:
+            transfer.actions.append(SendMessage(peer, Writing(transfer.key, message.attempt)))
+        local, remote = tuple(transfer.ready[begin:end]), message.blocks[begin - start : end - start]
+        transfer.actions.append(StartWrite(transfer.key, peer, local, remote, transfer.is_complete))
+        transfer.num_written = end - start
+        transfer.state = _S.WRITING if transfer.is_complete else _S.STREAMING
 
     def _located(self, transfer: _Transfer) -> SendMessage:
         message = transfer.registration
         assert message is not None
         assert transfer.peer is not None
-        assert transfer.blocks is not None
         start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
-        return SendMessage(transfer.peer, Located(transfer.key, message.attempt, transfer.blocks[start:stop]))
+        return SendMessage(transfer.peer, Located(transfer.key, message.attempt, tuple(transfer.ready[start:stop])))
 
     def _finish(
         self,
@@ -478,6 +553,8 @@ _Handler = Callable[[Producer, _Transfer, Any, float], None]
 
 _HANDLERS: dict[type[Any], _Handler] = {
     PrefillAnnounced: Producer._on_announced,
+    PrefillAdvanced: Producer._on_advanced,
+    PrefillRestarted: Producer._on_restarted,
     PrefillFinished: Producer._on_finished,
     PrefillAborted: Producer._on_aborted,
     RegisterReceived: Producer._on_register,

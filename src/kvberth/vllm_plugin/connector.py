@@ -113,7 +113,10 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing: the mover takes the blocks from where they are."""
 
     def wait_for_save(self) -> None:
-        """Nothing: the blocks are kept until the mover has let go of them."""
+        """The forward pass has been launched: what it computes can be handed over as soon as it is done."""
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, SchedulerMeta)
+        self._worker_side.computed(meta.advances)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Requests whose blocks the mover has let go of, or whose KV has arrived or failed to."""
@@ -154,7 +157,8 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Send what has come together to the workers."""
         has_forward = scheduler_output.total_num_scheduled_tokens > 0
-        return SchedulerMeta(self._scheduler_side.take_commands(), has_forward)
+        advances = self._scheduler_side.scheduled(scheduler_output)
+        return SchedulerMeta(self._scheduler_side.take_commands(), advances, has_forward)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """The workers have let go of requests."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from kvberth.mover import Command
+from kvberth.mover import AdvancePrefill, Command
 
 __all__ = ["SchedulerMeta", "TransferOutcome", "WorkerMeta"]
 
@@ -14,10 +14,12 @@ class SchedulerMeta(KVConnectorMetadata):
     """One step's commands for the movers of all ranks.
 
     Attributes:
+        advances: what the step's forward pass will have computed; given to the movers behind it.
         has_forward: whether the step computes anything.
     """
 
     commands: list[Command] = field(default_factory=list)
+    advances: list[AdvancePrefill] = field(default_factory=list)
     has_forward: bool = True
 
 

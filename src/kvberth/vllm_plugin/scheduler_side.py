@@ -7,25 +7,32 @@ until it is reported.
 """
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvberth.layout import block_range, num_blocks_for
 from kvberth.mover import (
     AbortRequest,
+    AdvancePrefill,
     AnnouncePrefill,
     AwaitRequest,
     Command,
     DeclineRequest,
     EndPrefill,
     FinishPrefill,
+    RestartPrefill,
 )
 from kvberth.protocol import Reason, TransferKey
 from kvberth.protocol.events import (
     PrefillAborted,
+    PrefillAdvanced,
     PrefillAnnounced,
     PrefillFinished,
+    PrefillRestarted,
     RequestDeclined,
     RequestWaiting,
 )
@@ -39,6 +46,26 @@ __all__ = ["SchedulerSide"]
 _log = logging.getLogger(__name__)
 
 _COMPLETE = {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """How much of a prompt's KV the movers have been told of."""
+
+    keys: tuple[TransferKey, ...]
+    num_tokens: int
+    num_blocks: int = 0
+    is_complete: bool = False
+
+    def advance(self, num_computed: int, block_ids: Sequence[int], block_size: int) -> AdvancePrefill | None:
+        """What is new when so many tokens are computed; None if no block is."""
+        is_complete = num_computed >= self.num_tokens
+        num_ready = num_blocks_for(self.num_tokens, block_size) if is_complete else num_computed // block_size
+        if num_ready <= self.num_blocks and not is_complete:
+            return None
+        first, self.num_blocks, self.is_complete = self.num_blocks, num_ready, is_complete
+        blocks = tuple(block_ids[first:num_ready])
+        return AdvancePrefill(self.keys, PrefillAdvanced(first, blocks, is_complete))
 
 
 class SchedulerSide:
@@ -75,6 +102,7 @@ class SchedulerSide:
         }
         self._commands: list[Command] = []
         self._producing: dict[str, tuple[TransferKey, ...]] = {}
+        self._prefills: dict[str, _Prefill] = {}
         self._awaiting: dict[str, TransferKey] = {}
         self._aborting: dict[str, TransferKey] = {}
         self._live_keys: set[TransferKey] = set()
@@ -104,11 +132,36 @@ class SchedulerSide:
             _log.error("kvberth: request %s comes with the transfer id of another one", request.request_id)
             return
         self._producing[request.request_id] = keys
+        self._prefills[request.request_id] = _Prefill(keys, int(request.num_prompt_tokens))
         self._live_keys.update(keys)
         announced = PrefillAnnounced(
             RequestId(request.request_id), request.num_prompt_tokens, _digest_of(request, request.prompt_token_ids)
         )
         self._commands.append(AnnouncePrefill(keys, announced))
+
+    def scheduled(self, output: SchedulerOutput) -> list[AdvancePrefill]:
+        """A step has been scheduled: what its forward pass will have computed of the requests that are handed over.
+
+        A block counts when all its tokens are computed; the last, partial one when the prompt is.
+        """
+        if not self._prefills:
+            return []
+        for request_id in output.preempted_req_ids or ():
+            if (prefill := self._prefills.get(request_id)) is not None:
+                prefill.num_blocks, prefill.is_complete = 0, False
+                self._commands.append(RestartPrefill(prefill.keys, PrefillRestarted()))
+        before = {each.req_id: each.num_computed_tokens for each in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        advances = []
+        for request_id, num_scheduled in output.num_scheduled_tokens.items():
+            prefill = self._prefills.get(request_id)
+            if prefill is not None and not prefill.is_complete:
+                block_ids = output.kv_connector_block_state.resolve_block_ids(request_id)[0]
+                advance = prefill.advance(before[request_id] + num_scheduled, block_ids, self._block_size)
+                if advance is not None:
+                    advances.append(advance)
+        return advances
 
     # Consumer.
 
@@ -186,6 +239,7 @@ class SchedulerSide:
         outcome = self._outcomes.pop(request_id, None)
         keys = self._producing.get(request_id)
         if keys is not None:
+            self._prefills.pop(request_id, None)
             return True, self._finish_prefill(request, keys, block_ids)
         if request_id in self._awaiting:
             self._aborting[request_id] = self._awaiting.pop(request_id)

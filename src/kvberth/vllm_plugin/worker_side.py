@@ -6,13 +6,15 @@ All methods are called by the worker's own thread between and around forward pas
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from kvberth.layout import Fingerprint
-from kvberth.mover import Command, Mover, MoverFailed, TransferReport
+from kvberth.mover import AdvancePrefill, Command, Mover, MoverFailed, TransferReport
 from kvberth.protocol import EngineCard
 from kvberth.transport.nixl import MemoryType, NixlTransport
+from kvberth.vllm_plugin.fence import make_fence
 from kvberth.vllm_plugin.fingerprint import EngineFacts
 from kvberth.vllm_plugin.meta import TransferOutcome
 from kvberth.vllm_plugin.regions import regions_of
@@ -54,6 +56,7 @@ class WorkerSide:
         self._rank = rank
         self._num_blocks = num_blocks
         self._listen_port = listen_port
+        self._device_type = "cpu"
         self._mover: Mover | None = None
         self._outcomes: dict[str, TransferOutcome] = {}
         self._reports: list[TransferReport] = []
@@ -66,7 +69,8 @@ class WorkerSide:
             MoverFailed: the mover cannot start; the cause is chained.
         """
         regions = regions_of(kv_caches, self._num_blocks)
-        memory_type = MemoryType.HOST if next(iter(kv_caches.values())).device.type == "cpu" else MemoryType.DEVICE
+        self._device_type = next(iter(kv_caches.values())).device.type
+        memory_type = MemoryType.HOST if self._device_type == "cpu" else MemoryType.DEVICE
         incarnation = uuid.uuid4().hex
         fingerprint = Fingerprint(
             **self._facts,
@@ -109,6 +113,13 @@ class WorkerSide:
         mover.begin_step()
         for command in commands:
             mover.submit(command)
+
+    def computed(self, advances: list[AdvancePrefill]) -> None:
+        """Hand over what the forward pass that was just launched computes, behind a fence."""
+        if advances:
+            fence = make_fence(self._device_type)
+            for advance in advances:
+                self._running().submit(replace(advance, fence=fence))
 
     def end_step(self) -> None:
         """The step is over."""
