@@ -178,6 +178,14 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         """The same; there is one group."""
         return self._scheduler_side.finished(request, block_ids[0])
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """All layers of a block side by side, so that a block is one descriptor and not one per layer.
+
+        vLLM takes it as a wish: an attention backend that cannot have it, or VLLM_KV_CACHE_LAYOUT, decides otherwise.
+        """
+        return "BLHNC"
+
     # Metrics.
 
     @classmethod
