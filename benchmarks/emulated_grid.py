@@ -20,8 +20,8 @@ from kvberth import bench
 from kvberth.launch import ClusterSettings, Connector, LocalCluster
 
 OUTPUT_TOKENS = 128
-SECONDS = 20.0
-LEAST_REQUESTS = 30
+SECONDS = 12.0
+LEAST_REQUESTS = 16
 
 
 @dataclass(frozen=True)

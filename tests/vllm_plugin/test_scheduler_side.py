@@ -1,6 +1,7 @@
 """The scheduler's half, with requests that have what vLLM's have."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,18 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.request import RequestStatus
 
-from kvberth.mover import AbortRequest, AnnouncePrefill, AwaitRequest, DeclineRequest, EndPrefill, FinishPrefill
+from kvberth.mover import (
+    AbortRequest,
+    AdvancePrefill,
+    AnnouncePrefill,
+    AwaitRequest,
+    DeclineRequest,
+    EndPrefill,
+    FinishPrefill,
+    RestartPrefill,
+)
 from kvberth.protocol import Reason, TransferKey, TransferMode
-from kvberth.protocol.events import PrefillFinished
+from kvberth.protocol.events import PrefillAdvanced, PrefillFinished, PrefillRestarted
 from kvberth.vllm_plugin.meta import TransferOutcome, WorkerMeta
 from kvberth.vllm_plugin.scheduler_side import SchedulerSide
 from kvberth.vllm_plugin.settings import ConnectorSettings
@@ -243,3 +253,84 @@ def test_failure_of_any_rank_is_the_request_s():
     badly = WorkerMeta({"d-1": TransferOutcome(False, "transport", "link down")})
     assert well.aggregate(badly).outcomes["d-1"].ok is False
     assert badly.aggregate(well).outcomes["d-1"].ok is False
+
+
+# What a step computes.
+
+
+def step(
+    side: SchedulerSide, *, before: int, count: int, blocks: list[int], is_new: bool = False
+) -> list[AdvancePrefill]:
+    """A step as vLLM's scheduler describes it, for request p-1."""
+    new = [SimpleNamespace(req_id="p-1", num_computed_tokens=before)] if is_new else []
+    cached = SimpleNamespace(req_ids=[] if is_new else ["p-1"], num_computed_tokens=[] if is_new else [before])
+    output = SimpleNamespace(
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=cached,
+        num_scheduled_tokens={"other": 5, "p-1": count},
+        preempted_req_ids=None,
+        kv_connector_block_state=SimpleNamespace(resolve_block_ids=lambda _: (blocks,)),
+    )
+    output.scheduled_cached_reqs.req_ids.append("other")
+    output.scheduled_cached_reqs.num_computed_tokens.append(0)
+    return side.scheduled(output)
+
+
+def preempt(side: SchedulerSide) -> list[AdvancePrefill]:
+    output = SimpleNamespace(
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        num_scheduled_tokens={},
+        preempted_req_ids={"p-1", "other"},
+    )
+    return side.scheduled(output)
+
+
+def prefilling() -> SchedulerSide:
+    side = make("producer")
+    side.arrived(FakeRequest("p-1", dict(TO_PREFILL)))
+    side.take_commands()
+    return side
+
+
+def advanced(first: int, *blocks: int, is_complete: bool = False) -> list[AdvancePrefill]:
+    return [AdvancePrefill((KEY,), PrefillAdvanced(first, blocks, is_complete))]
+
+
+def test_whole_blocks_of_each_chunk_are_told():
+    """Once each; the partial one only with the chunk that completes the prompt."""
+    side = prefilling()
+    assert step(side, before=0, count=20, blocks=[5, 6], is_new=True) == advanced(0, 5)
+    assert step(side, before=20, count=5, blocks=[5, 6]) == []
+    assert step(side, before=25, count=14, blocks=[5, 6, 7]) == advanced(1, 6)
+    assert step(side, before=39, count=1, blocks=[5, 6, 7]) == advanced(2, 7, is_complete=True)
+    assert step(side, before=40, count=1, blocks=[5, 6, 7]) == []
+
+
+def test_cached_blocks_come_with_the_first_chunk():
+    """They may be computed by another request in that very step."""
+    side = prefilling()
+    assert step(side, before=32, count=8, blocks=[5, 6, 7], is_new=True) == advanced(0, 5, 6, 7, is_complete=True)
+
+
+def test_blocks_of_the_answer_are_none_of_the_prompt():
+    """The table may be longer than the prompt."""
+    side = prefilling()
+    assert step(side, before=0, count=40, blocks=[5, 6, 7, 8], is_new=True) == advanced(0, 5, 6, 7, is_complete=True)
+
+
+def test_preemption_begins_anew():
+    """The movers hear it with the step in which the blocks are gone, and later of other blocks."""
+    side = prefilling()
+    step(side, before=0, count=32, blocks=[5, 6], is_new=True)
+    assert preempt(side) == []
+    assert side.take_commands() == [RestartPrefill((KEY,), PrefillRestarted())]
+    assert step(side, before=0, count=40, blocks=[9, 8, 7]) == advanced(0, 9, 8, 7, is_complete=True)
+
+
+def test_a_finished_prefill_is_told_of_no_more():
+    """Its blocks are the movers' until they let go."""
+    side = make("producer")
+    finished_prefill(side)
+    assert preempt(side) == []
+    assert [type(each) for each in side.take_commands()] == [AnnouncePrefill, FinishPrefill]
