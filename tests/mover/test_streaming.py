@@ -116,7 +116,7 @@ def test_a_chunk_that_cannot_be_planned_ends_the_transfer_once():
     assert (request, is_ok) == ("d-1", False)
     advance(rig, 2, 3, is_complete=True)
     rig.finish()
-    rig.settle()
+    rig.pass_time(2.5)
     assert rig.released() == {"p-1"}
 
 

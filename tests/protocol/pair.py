@@ -185,6 +185,10 @@ class Pair:
         self._apply(self.consumer.fire(self.now))
         return self
 
+    def give_up(self) -> "Pair":
+        """Nobody takes over from a consumer that is gone."""
+        return self.pass_time(self.timing.rebind_seconds)
+
     def kill_consumer(self) -> "Pair":
         self.to_consumer.clear()
         self._apply(self.producer.lose_peer(CONSUMER, "connection reset", self.now))

@@ -211,7 +211,7 @@ def test_abort_on_the_consumer_before_writing_frees_both(stage):
     assert pair.received() == []
     pair.deliver()
     assert pair.received() == [("d-1", False)]
-    pair.finish_prefill()
+    pair.finish_prefill().give_up()
     assert pair.released() == ["p-1"]
     assert pair.started() == []
 
@@ -224,10 +224,11 @@ def test_abort_while_writing_waits_for_what_is_in_flight():
     assert pair.released() == []
     pair.writes_done().deliver()
     assert pair.received() == [("d-1", False)]
+    pair.give_up()
     assert pair.released() == ["p-1"]
     assert pair.ends() == [
-        ("producer", End.CANCELLED, Reason.CONSUMER_GONE),
         ("consumer", End.CANCELLED, Reason.CONSUMER_GONE),
+        ("producer", End.CANCELLED, Reason.CONSUMER_GONE),
     ]
 
 
@@ -237,7 +238,7 @@ def test_abort_while_reading_waits_for_what_is_in_flight():
     assert pair.started()[-1] == StopPosting(KEY)
     assert pair.received() == []
     assert pair.released() == []
-    pair.reads_done().deliver()
+    pair.reads_done().deliver().give_up()
     assert pair.received() == [("d-1", False)]
     assert pair.released() == ["p-1"]
 
@@ -249,7 +250,7 @@ def test_abort_before_the_producer_is_known_frees_at_once():
     pair._consume(waiting())
     pair.abort_request()
     assert pair.received() == [("d-1", False)]
-    pair._consume(PeerReady(PRODUCER)).deliver()
+    pair._consume(PeerReady(PRODUCER)).deliver().give_up()
     assert pair.released() == ["p-1"]
 
 
@@ -280,14 +281,15 @@ def test_abort_that_crosses_the_completion_is_reported_once():
 def test_write_failure_reaches_the_consumer():
     """P's WRITE fails: D is told, with the reason."""
     pair = Pair().announce().finish_prefill().wait().deliver().writes_fail().deliver()
-    assert pair.ends() == [("producer", End.FAILED, Reason.TRANSPORT), ("consumer", End.FAILED, Reason.TRANSPORT)]
     assert pair.received() == [("d-1", False)]
+    pair.give_up()
+    assert pair.ends() == [("consumer", End.FAILED, Reason.TRANSPORT), ("producer", End.FAILED, Reason.TRANSPORT)]
     assert pair.released() == ["p-1"]
 
 
 def test_read_failure_frees_the_producer():
     """D's READ fails: P frees its blocks."""
-    pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver().reads_fail().deliver()
+    pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver().reads_fail().deliver().give_up()
     assert pair.received() == [("d-1", False)]
     assert pair.released() == ["p-1"]
 
@@ -295,7 +297,7 @@ def test_read_failure_frees_the_producer():
 @pytest.mark.parametrize("mode", [PUSH, PULL])
 @pytest.mark.parametrize("stage", ["computing", "moving"])
 def test_consumer_dies(mode, stage):
-    """P frees its blocks as soon as nothing of its own is in flight."""
+    """P frees its blocks when nothing of its own is in flight and no other one has come."""
     pair = Pair().announce().wait(waiting(mode)).deliver()
     if stage == "moving":
         pair.finish_prefill().deliver()
@@ -303,8 +305,9 @@ def test_consumer_dies(mode, stage):
     if stage == "computing":
         pair.finish_prefill()
     elif mode is PUSH:
-        assert pair.released() == []
+        assert pair.give_up().released() == []
         pair.writes_fail()
+    pair.give_up()
     assert pair.released() == ["p-1"]
     assert pair.ends() == [("producer", End.FAILED, Reason.PEER_LOST)]
 
@@ -422,7 +425,7 @@ def test_producer_ends_what_the_consumer_no_longer_waits_for():
     """D's `Done` was lost: its heartbeat no longer names the transfer, and P's blocks are freed."""
     pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver().reads_done()
     pair.to_producer.clear()
-    pair.pass_time(2.0).heartbeat().deliver()
+    pair.pass_time(2.0).heartbeat().deliver().give_up()
     assert pair.released() == ["p-1"]
 
 

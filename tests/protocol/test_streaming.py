@@ -122,7 +122,7 @@ def test_the_consumer_gives_up_in_mid_stream(is_done):
     (pair.writes_done if is_done else pair.writes_fail)().deliver()
     assert pair.received() == [("d-1", False)]
     assert pair.released() == []
-    pair.advance_prefill(1, 2).finish_prefill()
+    pair.advance_prefill(1, 2).finish_prefill().give_up()
     assert len([each for each in pair.started() if isinstance(each, StartWrite)]) == 1
     assert pair.released() == ["p-1"]
 
@@ -130,7 +130,7 @@ def test_the_consumer_gives_up_in_mid_stream(is_done):
 def test_the_consumer_dies_in_mid_stream():
     """P goes on computing, and lets its blocks go at the end of it."""
     pair = Pair().announce().wait().deliver().advance_prefill(0, 1).kill_consumer()
-    pair.writes_fail().advance_prefill(1, 2).finish_prefill()
+    pair.writes_fail().advance_prefill(1, 2).finish_prefill().give_up()
     assert pair.released() == ["p-1"]
     assert pair.ends() == [("producer", End.FAILED, Reason.PEER_LOST)]
 
@@ -139,6 +139,6 @@ def test_a_write_fails_in_mid_stream():
     """D hears it and computes for itself; nothing more is written."""
     pair = Pair().announce().wait().deliver().advance_prefill(0, 1).writes_fail().deliver()
     assert pair.received() == [("d-1", False)]
-    pair.advance_prefill(1, 2, 3, is_complete=True).finish_prefill()
+    pair.advance_prefill(1, 2, 3, is_complete=True).finish_prefill().give_up()
     assert len(pair.started()) == 1
     assert pair.released() == ["p-1"]

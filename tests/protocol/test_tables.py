@@ -78,7 +78,7 @@ def test_diagram_shows_the_happy_path():
     assert diagram.startswith("stateDiagram-v2")
     assert "    matched --> streaming: PrefillAdvanced" in diagram
     assert "    streaming --> writing: PrefillAdvanced, PrefillFinished" in diagram
-    assert "    writing --> ended: WritesDone, WritesFailed" in diagram
+    assert "    writing --> ended: WritesDone" in diagram
 
 
 @pytest.mark.parametrize("package", ["protocol", "layout"])

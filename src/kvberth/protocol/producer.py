@@ -9,6 +9,10 @@
 A push begins as soon as the first blocks are ready (STREAMING), and ends with those that complete the prompt (WRITING).
 What must not be posted any more is drained first (DRAINING), whatever comes then.
 
+A consumer that gives up, dies or is superseded by a newer attempt ends its *binding*, not the transfer: P keeps the
+blocks (COMPUTING or HELD) for an attempt that may follow, for `rebind_seconds` once the prompt is computed, and ends as
+the last binding did if none comes.
+
 One `_Transfer` per key owns everything about it. The table below names every (state, event) that can happen; the
 handlers decide which of its targets is taken. An ended transfer is remembered for a while, so that a message that
 comes late, or again, gets the true answer.
@@ -71,6 +75,7 @@ class _After(Enum):
     PEER_LOST = auto()
     ABORT = auto()
     RESTART = auto()
+    REBIND = auto()
 
 
 @dataclass(slots=True)
@@ -81,6 +86,9 @@ class _Transfer:
         ready: blocks whose KV is in memory, from the prompt's first on; all of them when `is_complete`.
         num_written: how many of the registration's blocks have been given to the transport.
         after: what comes after DRAINING.
+        pending: the registration that takes over when nothing of the current one is in flight.
+        unbound: how the last binding ended, and so the transfer if no other follows.
+        highest_attempt: of those that were heard of; older ones are superseded.
     """
 
     key: TransferKey
@@ -93,6 +101,9 @@ class _Transfer:
     is_complete: bool = False
     num_written: int = 0
     after: _After | None = None
+    pending: tuple[Register, PeerName] | None = None
+    unbound: tuple[End, Reason, str] | None = None
+    highest_attempt: int = 0
     registration: Register | None = None
     peer: PeerName | None = None
     registered_at: float = 0.0
@@ -108,6 +119,16 @@ class _Transfer:
     def is_registered_by(self, peer: PeerName, attempt: int) -> bool:
         """Whether the current registration is this attempt of this peer."""
         return self.peer == peer and self.registration is not None and self.registration.attempt == attempt
+
+    def is_pending_for(self, peer: PeerName, attempt: int) -> bool:
+        """Whether this attempt of this peer is the one that takes over."""
+        return self.pending is not None and (self.pending[1], self.pending[0].attempt) == (peer, attempt)
+
+    def attempt_of(self, peer: PeerName) -> int | None:
+        """The attempt that this peer waits for; None if it does not."""
+        if self.pending is not None and self.pending[1] == peer:
+            return self.pending[0].attempt
+        return self.registration.attempt if self.registration is not None and self.peer == peer else None
 
 
 class Producer:
@@ -126,7 +147,7 @@ class Producer:
         self._keys_of_request: dict[RequestId, set[TransferKey]] = {}
         self._keys_of_peer = KeysByPeer()
         self._counts: Counter[ProducerState] = Counter()
-        self._denied: dict[tuple[TransferKey, PeerName, int], float] = {}
+        self._denied: dict[TransferKey, dict[tuple[PeerName, int], float]] = {}
 
     # What the driver asks.
 
@@ -206,9 +227,9 @@ class Producer:
             if key in named:
                 continue
             transfer = self._transfers[key]
-            if transfer.registration is not None and now - transfer.registered_at > self._timing.heartbeat_seconds:
-                event = CancelReceived(peer, transfer.registration.attempt, Reason.CONSUMER_GONE)
-                actions += self.handle(key, event, now)
+            awaited = transfer.attempt_of(peer)
+            if awaited is not None and now - transfer.registered_at > self._timing.heartbeat_seconds:
+                actions += self.handle(key, CancelReceived(peer, awaited, Reason.CONSUMER_GONE), now)
         return actions
 
     # Handlers: one per event; each leaves `transfer` in its next state.
@@ -223,13 +244,16 @@ class Producer:
         transfer.deadline = None
         if transfer.state is _S.NEW:
             transfer.state = _S.COMPUTING
+            if transfer.key in self._denied:  # somebody has given up before the request came
+                transfer.unbound = (End.CANCELLED, Reason.CONSUMER_GONE, "")
             return
-        refusal = self._refusal(transfer)
+        assert transfer.registration is not None
+        refusal = self._refusal(transfer, transfer.registration)
         if refusal is None:
             transfer.state = _S.MATCHED
             self._advance(transfer, now)
         else:
-            self._refuse(transfer, *refusal)
+            self._refuse(transfer, *refusal, now)
             transfer.state = _S.COMPUTING
 
     def _on_advanced(self, transfer: _Transfer, event: PrefillAdvanced, now: float) -> None:
@@ -257,8 +281,7 @@ class Producer:
             return
         transfer.ready, transfer.is_complete = list(event.blocks), True
         if transfer.state is _S.COMPUTING:
-            transfer.state = _S.HELD
-            transfer.deadline = now + self._timing.lease_seconds
+            self._hold(transfer, now)
         else:
             self._advance(transfer, now)
 
@@ -266,87 +289,127 @@ class Producer:
         transfer.is_engine_done = True
         if transfer.state is _S.ENDED:
             self._release_late(transfer, now)
-        elif transfer.state in {_S.WRITING, _S.READING} or (
-            transfer.state is _S.DRAINING and transfer.after is not _After.RESTART
-        ):
-            pass  # the KV is complete and its blocks are kept, or nobody wants it any more
-        elif transfer.state in {_S.STREAMING, _S.DRAINING}:
+        elif transfer.state in {_S.WRITING, _S.READING}:
+            pass  # the KV is complete, and its blocks are kept
+        elif transfer.state is _S.DRAINING:
+            if transfer.after is _After.RESTART and not transfer.is_complete:
+                transfer.after = _After.ABORT
+        elif transfer.state is _S.STREAMING:
             self._drain(transfer, _After.ABORT)
         else:
             self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "", now)
 
     def _on_register(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
         message = event.message
-        if (transfer.key, event.peer, message.attempt) in self._denied:
+        if (event.peer, message.attempt) in self._denied.get(transfer.key, ()):
             self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
-            return
-        if event.invalid:
+        elif event.invalid:
             self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.INVALID_BLOCKS, event.invalid)
-            return
-        if transfer.state is _S.ENDED:
+        elif transfer.state is _S.ENDED:
             self._answer_with_end(transfer, event.peer, message.attempt)
-            return
-        if transfer.registration is not None:
-            self._on_second_registration(transfer, event, now)
-            return
-        self._adopt(transfer, event, now)
-
-    def _on_second_registration(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
-        """The same again is answered again; a newer attempt takes over while nothing is in flight."""
-        current, message = transfer.registration, event.message
-        assert current is not None
-        assert transfer.peer is not None
-        if transfer.is_registered_by(event.peer, message.attempt):
+        elif transfer.is_registered_by(event.peer, message.attempt) or transfer.is_pending_for(
+            event.peer, message.attempt
+        ):
             transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
-        elif message.attempt > current.attempt and transfer.state in {_S.REGISTERED, _S.MATCHED}:
-            self._reply_ended(transfer, transfer.peer, current.attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "")
-            self._unbind(transfer)
-            self._adopt(transfer, event, now)
-        else:
-            detail = f"attempt {current.attempt} is in state {transfer.state}"
+        elif transfer.after is _After.ABORT:
+            self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.PREFILL_ABORTED, "")
+        elif message.attempt < transfer.highest_attempt or (
+            transfer.registration is not None and message.attempt == transfer.highest_attempt
+        ):
+            detail = f"attempt {transfer.highest_attempt} is in state {transfer.state}"
             self._reply_ended(transfer, event.peer, message.attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, detail)
+        elif transfer.registration is None:
+            self._adopt(transfer, message, event.peer, now)
+        else:
+            self._supersede(transfer, message, event.peer, now)
+
+    def _supersede(self, transfer: _Transfer, message: Register, peer: PeerName, now: float) -> None:
+        """A newer attempt takes over, at once or when nothing of the older one is in flight."""
+        refusal = self._refusal(transfer, message) if transfer.request_id is not None else None
+        if refusal is not None:
+            self._reply_ended(transfer, peer, message.attempt, End.FAILED, *refusal)
+            return
+        if transfer.state in {_S.REGISTERED, _S.MATCHED}:
+            self._end_binding(transfer, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "", now)
+            self._adopt(transfer, message, peer, now)
+            return
+        if transfer.pending is not None:
+            older, older_peer = transfer.pending
+            self._drop_pending(transfer, now)
+            self._reply_ended(transfer, older_peer, older.attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "")
+        transfer.pending = (message, peer)
+        transfer.highest_attempt = message.attempt
+        transfer.registered_at = now
+        self._keys_of_peer.tie(peer, transfer.key)
+        transfer.actions.append(SendMessage(peer, Accepted(transfer.key, message.attempt)))
+        if transfer.state is _S.READING:
+            # It drains its own READs, and says so with its `Cancel`.
+            assert transfer.peer is not None
+            assert transfer.registration is not None
+            attempt = transfer.registration.attempt
+            self._reply_ended(transfer, transfer.peer, attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "")
+            transfer.state, transfer.after = _S.DRAINING, _After.REBIND
+        elif transfer.after in {None, _After.RESTART}:
+            self._drain(transfer, _After.REBIND)
 
     def _on_cancel(self, transfer: _Transfer, event: CancelReceived, now: float) -> None:
-        quiesced = SendMessage(event.peer, Quiesced(transfer.key, event.attempt))
         state = transfer.state
-        if state is _S.ENDED or (
-            transfer.registration is not None and not transfer.is_registered_by(event.peer, event.attempt)
-        ):
-            transfer.actions.append(quiesced)  # of an attempt that has no write in flight here
-        elif state in {_S.STREAMING, _S.WRITING, _S.DRAINING}:
+        if state is _S.ENDED:
+            transfer.actions.append(SendMessage(event.peer, Quiesced(transfer.key, event.attempt)))
+        elif transfer.is_registered_by(event.peer, event.attempt):
             transfer.reason = event.reason
-            self._drain(transfer, _After.CANCEL)
+            if self._is_writing(transfer):
+                self._drain(transfer, _After.CANCEL if transfer.after is not _After.ABORT else _After.ABORT)
+                return
+            transfer.actions.append(SendMessage(event.peer, Quiesced(transfer.key, event.attempt)))
+            self._lose_binding(transfer, event.reason, "", now)
         else:
-            end = End.COMPLETED if event.reason is Reason.NOT_NEEDED else End.CANCELLED
-            transfer.actions.append(quiesced)
-            self._finish(transfer, end, event.reason, "", now, tell_peer=False)
+            transfer.actions.append(SendMessage(event.peer, Quiesced(transfer.key, event.attempt)))
+            self._deny(transfer, event.peer, event.attempt, now)
+            if transfer.is_pending_for(event.peer, event.attempt):
+                self._drop_pending(transfer, now)
+            elif transfer.registration is None and event.attempt >= transfer.highest_attempt:
+                transfer.highest_attempt = event.attempt
+                self._lose_binding(transfer, event.reason, "", now)
 
     def _on_done(self, transfer: _Transfer, event: DoneReceived, now: float) -> None:
-        if transfer.state is _S.READING and transfer.is_registered_by(event.peer, event.attempt):
+        is_reader = transfer.registration is not None and transfer.registration.mode is TransferMode.PULL
+        is_current = is_reader and transfer.is_registered_by(event.peer, event.attempt)
+        if transfer.state in {_S.READING, _S.DRAINING} and is_current:
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now, tell_peer=False)
 
     def _on_status(self, transfer: _Transfer, event: StatusAsked, now: float) -> None:
         state = transfer.state
         if state is _S.ENDED:
             self._answer_with_end(transfer, event.peer, event.attempt)
-        elif state is _S.NEW or not transfer.is_registered_by(event.peer, event.attempt):
+        elif state is _S.NEW or transfer.attempt_of(event.peer) != event.attempt:
             self._deny(transfer, event.peer, event.attempt, now)
+            self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
         elif state is _S.READING:
             transfer.actions.append(self._located(transfer))
 
     def _on_peer_lost(self, transfer: _Transfer, event: PeerLost, now: float) -> None:
-        transfer.detail = event.detail
-        if transfer.state in {_S.STREAMING, _S.WRITING, _S.DRAINING}:
-            transfer.reason = Reason.PEER_LOST
-            self._drain(transfer, _After.PEER_LOST)
+        if transfer.pending is not None and transfer.pending[1] == event.peer:
+            self._drop_pending(transfer, now)
+        if transfer.peer != event.peer:
+            return
+        transfer.reason, transfer.detail = Reason.PEER_LOST, event.detail
+        if self._is_writing(transfer):
+            self._drain(transfer, _After.PEER_LOST if transfer.after is not _After.ABORT else _After.ABORT)
         else:
-            self._finish(transfer, End.FAILED, Reason.PEER_LOST, event.detail, now, tell_peer=False)
+            self._lose_binding(transfer, Reason.PEER_LOST, event.detail, now)
+
+    def _is_writing(self, transfer: _Transfer) -> bool:
+        """Whether WRITEs of ours may be in flight."""
+        is_push = transfer.registration is not None and transfer.registration.mode is TransferMode.PUSH
+        return is_push and transfer.state in {_S.STREAMING, _S.WRITING, _S.DRAINING}
 
     def _on_writes_over(self, transfer: _Transfer, event: WritesDone | WritesFailed, now: float) -> None:
         if transfer.state is _S.DRAINING:
             self._drained(transfer, now)
         elif isinstance(event, WritesFailed):
-            self._finish(transfer, End.FAILED, Reason.TRANSPORT, event.detail, now)
+            self._end_binding(transfer, End.FAILED, Reason.TRANSPORT, event.detail, now)
+            self._rest(transfer, now)
         else:
             transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
@@ -368,18 +431,21 @@ class Producer:
             case _After.RESTART:
                 transfer.state = _S.MATCHED
                 self._advance(transfer, now)
+            case _After.REBIND:
+                self._end_binding(transfer, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "", now)
+                self._rest(transfer, now)
             case _After.CANCEL:
-                quiesced = Quiesced(transfer.key, transfer.registration.attempt)
-                transfer.actions.append(SendMessage(transfer.peer, quiesced))
-                self._finish(transfer, End.CANCELLED, transfer.reason, transfer.detail, now, tell_peer=False)
+                peer, attempt = transfer.peer, transfer.registration.attempt
+                transfer.actions.append(SendMessage(peer, Quiesced(transfer.key, attempt)))
+                self._lose_binding(transfer, transfer.reason, transfer.detail, now)
             case _After.PEER_LOST:
-                self._finish(transfer, End.FAILED, Reason.PEER_LOST, transfer.detail, now, tell_peer=False)
+                self._lose_binding(transfer, Reason.PEER_LOST, transfer.detail, now)
             case _:
                 self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "", now)
 
     def _on_deadline(self, transfer: _Transfer, event: DeadlineReached, now: float) -> None:
         if transfer.state is _S.HELD:
-            self._finish(transfer, End.EXPIRED, Reason.LEASE_EXPIRED, "", now)
+            self._finish(transfer, *(transfer.unbound or (End.EXPIRED, Reason.LEASE_EXPIRED, "")), now)
         elif transfer.state is _S.REGISTERED:
             waited = event.last_look - transfer.registered_at
             if waited < self._timing.orphan_seconds:
@@ -389,31 +455,77 @@ class Producer:
 
     # Steps that several handlers take.
 
-    def _adopt(self, transfer: _Transfer, event: RegisterReceived, now: float) -> None:
-        """Take the first registration, or the one that supersedes."""
-        message = event.message
-        transfer.registration, transfer.peer, transfer.registered_at = message, event.peer, now
-        self._keys_of_peer.tie(event.peer, transfer.key)
+    def _adopt(self, transfer: _Transfer, message: Register, peer: PeerName, now: float) -> None:
+        """Nobody is registered: take this one."""
+        if transfer.request_id is not None and (refusal := self._refusal(transfer, message)) is not None:
+            self._reply_ended(transfer, peer, message.attempt, End.FAILED, *refusal)
+            if transfer.state in {_S.MATCHED, _S.DRAINING}:
+                self._rest(transfer, now)
+            return
+        transfer.registration, transfer.peer, transfer.registered_at = message, peer, now
+        transfer.highest_attempt = message.attempt
+        transfer.unbound, transfer.num_written = None, 0
+        self._keys_of_peer.tie(peer, transfer.key)
+        transfer.actions.append(SendMessage(peer, Accepted(transfer.key, message.attempt)))
         if transfer.request_id is None:
             transfer.state = _S.REGISTERED
             transfer.deadline = now + self._timing.orphan_seconds
-            transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
             return
-        refusal = self._refusal(transfer)
-        if refusal is not None:
-            self._refuse(transfer, *refusal)
-            if transfer.state is _S.MATCHED:  # it superseded, and was refused: nobody is registered now
-                transfer.state = _S.COMPUTING
-            return
-        transfer.actions.append(SendMessage(event.peer, Accepted(transfer.key, message.attempt)))
         transfer.deadline = None
         transfer.state = _S.MATCHED
         self._advance(transfer, now)
 
-    def _refusal(self, transfer: _Transfer) -> tuple[Reason, str] | None:
-        """Why the registration cannot be for the announced request; None when it can."""
-        message = transfer.registration
-        assert message is not None
+    def _lose_binding(self, transfer: _Transfer, reason: Reason, detail: str, now: float) -> None:
+        """The consumer is not interested any more, or gone; another one may be."""
+        if reason is Reason.NOT_NEEDED:
+            self._finish(transfer, End.COMPLETED, reason, detail, now, tell_peer=False)
+            return
+        self._unbind(transfer, now)
+        end = End.FAILED if reason is Reason.PEER_LOST else End.CANCELLED
+        transfer.unbound = (end, reason, detail)
+        self._rest(transfer, now)
+
+    def _end_binding(self, transfer: _Transfer, end: End, reason: Reason, detail: str, now: float) -> None:
+        """Tell the consumer that it is over for its attempt, and forget it."""
+        registration, peer = transfer.registration, transfer.peer
+        assert registration is not None
+        assert peer is not None
+        self._reply_ended(transfer, peer, registration.attempt, end, reason, detail)
+        self._unbind(transfer, now)
+        transfer.unbound = (end, reason, detail)
+
+    def _rest(self, transfer: _Transfer, now: float) -> None:
+        """Nobody is registered and nothing is in flight: who comes next?"""
+        if transfer.is_engine_done and not transfer.is_complete:
+            self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "", now)
+        elif transfer.pending is not None:
+            message, peer = transfer.pending
+            transfer.pending = None
+            self._adopt(transfer, message, peer, now)
+        elif transfer.request_id is None:
+            transfer.state = _S.NEW  # nothing is known of it, but for the denials
+        elif transfer.is_engine_done:
+            self._hold(transfer, now)
+        else:
+            transfer.state, transfer.deadline = _S.COMPUTING, None
+
+    def _hold(self, transfer: _Transfer, now: float) -> None:
+        """Keep the blocks for a while."""
+        is_abandoned = transfer.unbound is not None
+        transfer.state = _S.HELD
+        transfer.deadline = now + (self._timing.rebind_seconds if is_abandoned else self._timing.lease_seconds)
+
+    def _drop_pending(self, transfer: _Transfer, now: float) -> None:
+        """The attempt that was to take over does not."""
+        assert transfer.pending is not None
+        message, peer = transfer.pending
+        self._deny(transfer, peer, message.attempt, now)
+        transfer.pending = None
+        if transfer.peer != peer:
+            self._keys_of_peer.untie(peer, transfer.key)
+
+    def _refusal(self, transfer: _Transfer, message: Register) -> tuple[Reason, str] | None:
+        """Why a registration cannot be for the announced request; None when it can."""
         if message.prompt_digest != transfer.prompt_digest or message.num_tokens != transfer.num_tokens:
             detail = f"prefill worker's prompt has {transfer.num_tokens} tokens, decode worker's {message.num_tokens}"
             return Reason.PROMPT_DIFFERS, detail
@@ -425,18 +537,22 @@ class Producer:
             return Reason.INVALID_BLOCKS, f"{len(message.blocks)} blocks registered, {stop - start} needed"
         return None
 
-    def _refuse(self, transfer: _Transfer, reason: Reason, detail: str) -> None:
+    def _refuse(self, transfer: _Transfer, reason: Reason, detail: str, now: float) -> None:
         """Answer the registration with a failure and forget it; the request itself goes on."""
         assert transfer.registration is not None
         assert transfer.peer is not None
         attempt = transfer.registration.attempt
         self._reply_ended(transfer, transfer.peer, attempt, End.FAILED, reason, detail)
-        self._unbind(transfer)
+        self._unbind(transfer, now)
 
-    def _unbind(self, transfer: _Transfer) -> None:
-        """Nobody is registered any more."""
-        self._keys_of_peer.untie(transfer.peer, transfer.key)
-        transfer.registration = transfer.peer = None
+    def _unbind(self, transfer: _Transfer, now: float) -> None:
+        """Nobody is registered any more, nor will be by this registration: its blocks go back to D's engine."""
+        if transfer.peer is not None and transfer.registration is not None:
+            self._deny(transfer, transfer.peer, transfer.registration.attempt, now)
+        if transfer.pending is None or transfer.pending[1] != transfer.peer:
+            self._keys_of_peer.untie(transfer.peer, transfer.key)
+        transfer.registration = transfer.peer = transfer.after = None
+        transfer.num_written = 0
 
     def _advance(self, transfer: _Transfer, now: float) -> None:
         """Registration and some blocks are both here: move what can be moved."""
@@ -491,6 +607,10 @@ class Producer:
         registration, peer = transfer.registration, transfer.peer
         if tell_peer and registration is not None and peer is not None:
             self._reply_ended(transfer, peer, registration.attempt, end, reason, detail)
+        if transfer.pending is not None:
+            message, waiting = transfer.pending
+            self._drop_pending(transfer, now)
+            self._answer_with_end(transfer, waiting, message.attempt)
         mode = registration.mode if registration else None
         moved = (transfer.num_bytes, transfer.num_descriptors)
         seconds = now - transfer.started
@@ -518,15 +638,18 @@ class Producer:
             transfer.deadline = now + self._timing.memory_seconds
 
     def _deny(self, transfer: _Transfer, peer: PeerName, attempt: int, now: float) -> None:
-        """Say that nothing is known of this registration, and stand by it.
+        """Never write to this registration, should it still come.
 
-        The consumer gives its blocks away when it hears this, so a `Register` that comes later, because it was
-        overtaken or sent twice, must never be written to.
+        The consumer gives its blocks away when it hears that nothing of ours is in flight, or that we know nothing of
+        it; a `Register` that comes later was overtaken or sent twice.
         """
         if len(self._denied) > _DENIALS_KEPT:
-            self._denied = {each: until for each, until in self._denied.items() if until > now}
-        self._denied[transfer.key, peer, attempt] = now + self._timing.memory_seconds
-        self._reply_ended(transfer, peer, attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
+            alive = {
+                key: {each: until for each, until in denials.items() if until > now}
+                for key, denials in self._denied.items()
+            }
+            self._denied = {key: denials for key, denials in alive.items() if denials}
+        self._denied.setdefault(transfer.key, {})[peer, attempt] = now + self._timing.memory_seconds
 
     def _answer_with_end(self, transfer: _Transfer, peer: PeerName, attempt: int) -> None:
         """What became of it. Only the attempt that completed may hear `completed`; all others failed."""

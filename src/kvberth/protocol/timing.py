@@ -10,6 +10,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lease_seconds: how long P holds finished blocks that no D has registered for.
+        rebind_seconds: how long P holds them when a D has been there and is gone.
         deadline_seconds: how long D waits for the KV cache of one request, P's queue included. It bounds a wait on a
             P that is alive; a P that is not is noticed by its silence.
         orphan_seconds: how long P keeps a registration for a request that it has not received, though its engine has
@@ -21,6 +22,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     lease_seconds: float = 30.0
+    rebind_seconds: float = 2.0
     deadline_seconds: float = 300.0
     orphan_seconds: float = 10.0
     connect_seconds: float = 5.0
