@@ -208,7 +208,13 @@ def test_ctrl_c_keeps_the_records(server, tmp_path):
     """What had ended is on disk; one line, no traceback, exit status 1."""
     command = [sys.executable, "-m", "kvberth", "bench", "--url", server.url, *QUICK, "--requests", 1000]
     command += ["--rate", 20, "--out", tmp_path / "r"]
-    with subprocess.Popen([str(each) for each in command], stderr=subprocess.PIPE, text=True) as process:
+    # A shell's background job ignores Ctrl-C, and what it starts inherits that.
+    with subprocess.Popen(
+        [str(each) for each in command],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - one call, no lock
+    ) as process:
         records = tmp_path / "r" / "requests.jsonl"
         while not (records.exists() and records.stat().st_size):
             assert process.poll() is None
