@@ -94,7 +94,11 @@ class StepResult:
     found: list[Found] = field(default_factory=list)
     verified_tokens: int = 0
     written_tokens: int = 0
-    sampled_tokens: int = 0
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many of the sequences have a new token."""
+        return sum(len(each) for each in self.tokens)
 
 
 @dataclass(slots=True)
@@ -282,7 +286,6 @@ class Contexts:
         token = token_of(next_value(int(context.sums[chunk.end - 1]), context.error))
         context.append_one(token)
         result.tokens.append([token])
-        result.sampled_tokens += 1
 
     def _look_again(self, chunks: Sequence[_Chunk], result: StepResult) -> None:
         """Verify one block of one sequence once more: bytes that land late are found where they land.

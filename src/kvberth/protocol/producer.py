@@ -253,7 +253,7 @@ class Producer:
             transfer.state = _S.MATCHED
             self._advance(transfer, now)
         else:
-            self._refuse(transfer, *refusal, now)
+            self._dismiss(transfer, End.FAILED, *refusal, now)
             transfer.state = _S.COMPUTING
 
     def _on_advanced(self, transfer: _Transfer, event: PrefillAdvanced, now: float) -> None:
@@ -486,12 +486,8 @@ class Producer:
         self._rest(transfer, now)
 
     def _end_binding(self, transfer: _Transfer, end: End, reason: Reason, detail: str, now: float) -> None:
-        """Tell the consumer that it is over for its attempt, and forget it."""
-        registration, peer = transfer.registration, transfer.peer
-        assert registration is not None
-        assert peer is not None
-        self._reply_ended(transfer, peer, registration.attempt, end, reason, detail)
-        self._unbind(transfer, now)
+        """Dismiss the consumer; the transfer ends likewise if no other one comes."""
+        self._dismiss(transfer, end, reason, detail, now)
         transfer.unbound = (end, reason, detail)
 
     def _rest(self, transfer: _Transfer, now: float) -> None:
@@ -537,12 +533,11 @@ class Producer:
             return Reason.INVALID_BLOCKS, f"{len(message.blocks)} blocks registered, {stop - start} needed"
         return None
 
-    def _refuse(self, transfer: _Transfer, reason: Reason, detail: str, now: float) -> None:
-        """Answer the registration with a failure and forget it; the request itself goes on."""
+    def _dismiss(self, transfer: _Transfer, end: End, reason: Reason, detail: str, now: float) -> None:
+        """Tell the consumer that it is over for its attempt, and forget it; the request itself goes on."""
         assert transfer.registration is not None
         assert transfer.peer is not None
-        attempt = transfer.registration.attempt
-        self._reply_ended(transfer, transfer.peer, attempt, End.FAILED, reason, detail)
+        self._reply_ended(transfer, transfer.peer, transfer.registration.attempt, end, reason, detail)
         self._unbind(transfer, now)
 
     def _unbind(self, transfer: _Transfer, now: float) -> None:
