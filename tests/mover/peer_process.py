@@ -1,8 +1,10 @@
 """A prefill worker in a process of its own: a real mover over NIXL and ZeroMQ. Run by `test_two_processes`.
 
-Reads one command per line from stdin (`announce ID`, `finish ID`, `stop`) and writes what happens to stdout.
+Reads one command per line from stdin (`announce ID`, `finish ID`, `stop`) and writes what happens to stdout:
+`released ID`, `connected ENGINE`, `lost ENGINE`.
 """
 
+import logging
 import sys
 import threading
 import time
@@ -53,8 +55,19 @@ def value_of(transfer_id: str, block: int) -> int:
     return (sum(transfer_id.encode()) * 31 + block * 7) % 251
 
 
+class _Connections(logging.Handler):
+    """What the mover logs of its consumers, as lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "is connected" in record.msg or "is lost" in record.msg:
+            what = "connected" if "connected" in record.msg else "lost"
+            print(f"{what} {record.args[0]}", flush=True)
+
+
 def main(port: int) -> None:
     """Serve commands until stdin ends."""
+    logging.getLogger("kvberth").addHandler(_Connections())
+    logging.getLogger("kvberth").setLevel(logging.INFO)
     memory = np.zeros((2, NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
     mover = make_mover("P", memory, ("127.0.0.1", port))
     mover.start()

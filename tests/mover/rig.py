@@ -40,6 +40,7 @@ class Wire:
     dialled: list[str] = field(default_factory=list)
     hung_up: list[str] = field(default_factory=list)
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)
+    gone: set[bytes] = field(default_factory=set)
     to_servers: list[tuple[str, bytes]] = field(default_factory=list)
 
     def dial(self, address: str) -> None:
@@ -48,8 +49,11 @@ class Wire:
     def hang_up(self, address: str) -> None:
         self.hung_up.append(address)
 
-    def send_to_client(self, route: bytes, frame: bytes) -> None:
+    def send_to_client(self, route: bytes, frame: bytes) -> bool:
+        if route in self.gone:
+            return False
         self.to_clients.append((route, frame))
+        return True
 
     def send_to_server(self, address: str, frame: bytes) -> None:
         self.to_servers.append((address, frame))
@@ -97,6 +101,7 @@ class Rig:
     def __init__(self, **consumer_changes: object) -> None:
         self.fabric = MemoryFabric()
         self.now = 1000.0
+        self.key = KEY
         self.producer = Engine("P", self.fabric, fill=1)
         self.consumer = Engine("D", self.fabric, fill=2, **consumer_changes)
         self.route = b"route-D"
@@ -105,21 +110,21 @@ class Rig:
 
     def announce(self) -> None:
         event = PrefillAnnounced(RequestId("p-1"), 40, b"digest")
-        self.producer.core.command(AnnouncePrefill((KEY,), event), self.now)
+        self.producer.core.command(AnnouncePrefill((self.key,), event), self.now)
 
     def finish(self, blocks: tuple[int, ...] = (1, 2, 3)) -> None:
         self.producer.memory[:, list(blocks)] = np.arange(50, 50 + len(blocks), dtype=np.uint8)[None, :, None]
-        self.producer.core.command(FinishPrefill((KEY,), PrefillFinished(blocks)), self.now)
+        self.producer.core.command(FinishPrefill((self.key,), PrefillFinished(blocks)), self.now)
 
     def abort_prefill(self) -> None:
-        self.producer.core.command(EndPrefill((KEY,), PrefillAborted()), self.now)
+        self.producer.core.command(EndPrefill((self.key,), PrefillAborted()), self.now)
 
     def wait(self, mode: TransferMode, blocks: tuple[int, ...] = (7, 8, 9)) -> None:
         event = RequestWaiting(RequestId("d-1"), 0, mode, 0, 40, b"digest", blocks)
-        self.consumer.core.command(AwaitRequest(KEY, "P", PORT, event), self.now)
+        self.consumer.core.command(AwaitRequest(self.key, "P", PORT, event), self.now)
 
     def abort(self) -> None:
-        self.consumer.core.command(AbortRequest(KEY), self.now)
+        self.consumer.core.command(AbortRequest(self.key), self.now)
 
     def settle(self, turns: int = 30) -> "Rig":
         """Deliver frames and run turns, without time passing."""

@@ -129,7 +129,7 @@ def test_silent_consumer_is_lost_within_seconds(mode):
     rig.finish()
     rig.settle()
     assert rig.released() == set()
-    rig.pass_time(2.0)
+    rig.pass_time(rig.producer.timing.rebind_seconds)
     assert rig.released() == {"p-1"}
     assert not rig.has_bytes()
 
@@ -156,6 +156,7 @@ def test_producer_restarted_on_the_same_address(mode):
     rig.restart_producer()
     rig.pass_time(1.5)
     assert rig.received() == [("d-1", False, "peer_lost")]
+    rig.key = TransferKey("t-2")
     rig.announce()
     rig.wait(mode)
     rig.settle()
@@ -175,6 +176,7 @@ def test_producer_restarted_while_nothing_was_live(mode):
     rig.settle()
     rig.restart_producer()
     rig.consumer.memory[:] = 2
+    rig.key = TransferKey("t-2")
     rig.announce()
     rig.finish()
     rig.wait(mode)
@@ -200,6 +202,106 @@ def test_consumer_restarted_under_the_same_name(mode):
     assert rig.has_bytes()
 
 
+def break_connection(rig: Rig) -> None:
+    """TCP's end, seen by both."""
+    rig.producer.wire.gone.add(rig.route)
+    rig.route += b"-again"  # ZeroMQ connects by itself, under another route
+    rig.producer.core.clients_broke(rig.now)
+    rig.consumer.core.server_broke(ADDRESS, rig.now)
+
+
+@BOTH
+def test_broken_connection_between_living_engines_loses_nothing(mode):
+    """Both sides give each other time to connect again; the transfer goes on."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    break_connection(rig)
+    rig.pass_time(5.0, step=0.1)
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+    assert rig.has_bytes()
+
+
+@BOTH
+def test_refused_connection_is_the_end_of_a_producer(mode):
+    """Nobody listens at its address any more: its process is gone, and D waits no longer."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.is_cut = True
+    break_connection(rig)
+    assert rig.received() == []
+    rig.consumer.core.server_refuses(ADDRESS, rig.now)
+    rig.settle()
+    assert rig.received() == [("d-1", False, "peer_lost")]
+
+
+@BOTH
+def test_broken_connection_without_an_answer_is_silence(mode):
+    """Nobody refuses: P may live behind a broken network, and write until it has noticed, too."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.is_cut = True
+    break_connection(rig)
+    rig.pass_time(2.5)
+    assert rig.received() == []
+    rig.pass_time(1.0)
+    assert rig.received() == [("d-1", False, "peer_lost")]
+
+
+def test_refusal_before_the_first_answer_ends_the_wait_at_once():
+    """A producer that is not there: the request need not wait for it."""
+    rig = Rig()
+    rig.wait(PUSH)
+    rig.consumer.core.server_refuses(ADDRESS, rig.now)
+    assert rig.settle().received() == [("d-1", False, "peer_unreachable")]
+
+
+@BOTH
+def test_consumer_that_does_not_connect_again_is_lost(mode):
+    """Within a second P ends what it owed, and keeps the blocks for another attempt until D must have given up, too."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(mode)
+    rig.settle()
+    rig.is_cut = True
+    break_connection(rig)
+    rig.finish()
+    rig.pass_time(1.0, step=0.1)
+    assert rig.producer.core.next_wakeup(rig.now) is not None
+    assert not rig.producer.core.is_moving()
+    timing = rig.producer.timing
+    assert timing.reconnect_seconds + timing.rebind_seconds >= timing.silence_seconds
+    rig.pass_time(timing.rebind_seconds, step=0.1)
+    assert rig.released() == {"p-1"}
+
+
+def test_idle_pair_lets_go_of_a_broken_connection():
+    """No transfer is live: both forget each other, and the next request dials anew."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle()
+    break_connection(rig)
+    rig.pass_time(1.0, step=0.1)
+    assert rig.consumer.wire.hung_up == [ADDRESS]
+    rig.consumer.memory[:] = 2
+    rig.key = TransferKey("t-2")
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")] * 2
+    assert rig.has_bytes()
+
+
 def test_own_stall_gives_up_on_everybody_before_anything_else():
     """A producer that was stopped for 10 s must not write into blocks that its consumer has given away."""
     rig = Rig()
@@ -210,7 +312,7 @@ def test_own_stall_gives_up_on_everybody_before_anything_else():
     rig.producer.core.begin_turn(rig.now, slept=1.0)
     rig.finish()
     rig.producer.core.turn(rig.now)
-    rig.pass_time(2.5)
+    rig.pass_time(3.0)
     assert not rig.has_bytes()
     assert rig.released() == {"p-1"}
     assert [str(each.record.reason) for each in rig.results["P"].reports] == ["peer_lost"]

@@ -450,6 +450,25 @@ def test_ends_are_remembered_for_a_while_and_then_forgotten():
     assert pair.producer.next_deadline() is None
 
 
+def test_second_request_of_the_same_name_is_not_given_the_end_of_the_first():
+    """P still answers `completed` for the name: a request that took it for its own would decode from empty blocks."""
+    pair = Pair().announce().wait().deliver().finish_prefill().deliver().writes_done().deliver()
+    assert pair.received() == [("d-1", True)]
+    pair.announce(announced("p-2")).wait(waiting(request="d-2")).heartbeat().deliver()
+    assert pair.received()[1:] == [("d-2", False)]
+    pair.finish_prefill().deliver()
+    assert pair.released() == ["p-1", "p-2"]
+
+
+def test_a_name_may_be_used_again_when_nobody_remembers_it():
+    """D remembers for longer than P."""
+    pair = Pair().announce().wait().deliver().finish_prefill().deliver().writes_done().deliver()
+    pair.pass_time(pair.timing.memory_seconds).pass_time(pair.timing.memory_seconds)
+    pair.announce(announced("p-2")).wait(waiting(request="d-2")).deliver()
+    pair.finish_prefill().deliver().writes_done().deliver()
+    assert [is_ok for _, is_ok in pair.received()] == [True, True]
+
+
 def test_status_of_a_live_transfer_changes_nothing():
     """A heartbeat in mid-transfer is not an event."""
     pair = Pair().announce().finish_prefill().wait().deliver()

@@ -80,7 +80,7 @@ class ConsumerSide:
         moments = [self._machine.next_deadline()]
         for link in self._links.values():
             if link.state is LinkState.GREETING:
-                moments.append(link.opened_at + self._timing.connect_seconds)
+                moments.append(link.opened_at + self._greeting_seconds(link))
             elif self._is_live(link):
                 moments.append(min(link.next_heartbeat, link.last_heard + self._timing.silence_seconds))
         return min((moment for moment in moments if moment is not None), default=None)
@@ -120,6 +120,27 @@ class ConsumerSide:
         else:
             self._dispatch(link, message, now)
 
+    def broke(self, address: str, now: float) -> None:
+        """The connection to a producer broke. It is made anew by itself, and nothing is lost if the producer lives."""
+        link = self._links.get(address)
+        if link is None or link.state is LinkState.GREETING:
+            return
+        if self._is_live(link):
+            self._greet(link, now)
+        else:  # the next request dials anew
+            _log.info("kvberth: prefill worker at %s has closed its connection", address)
+            self._drop(link, Reason.PEER_LOST, "it has closed its connection", now)
+
+    def refused(self, address: str, now: float) -> None:
+        """Nobody listens at a producer's address: it is gone for certain, and writes no more."""
+        link = self._links.get(address)
+        if link is None or link.state is LinkState.READY:
+            return
+        if link.peer is None:
+            self._refuse(link, Reason.PEER_UNREACHABLE, f"{address} refuses connections", now)
+        else:
+            self._lose(link, "its process has ended", now)
+
     def turn(self, now: float) -> None:
         """Liveness, then deadlines, then transfers."""
         for link in list(self._links.values()):
@@ -142,9 +163,14 @@ class ConsumerSide:
 
     def _check(self, link: Link, now: float) -> None:
         if link.state is LinkState.GREETING:
-            if now - link.opened_at >= self._timing.connect_seconds:
-                detail = f"no answer from {link.address} within {self._timing.connect_seconds:g} s"
+            patience = self._greeting_seconds(link)
+            if now - link.opened_at < patience:
+                return
+            if link.peer is None:
+                detail = f"no answer from {link.address} within {patience:g} s"
                 self._refuse(link, Reason.PEER_UNREACHABLE, detail, now)
+            else:
+                self._lose(link, f"its connection broke, and no answer came within {patience:g} s", now)
         elif link.peer is not None and self._is_live(link):
             if now - link.last_heard >= self._timing.silence_seconds:
                 self._lose(link, f"silent for {now - link.last_heard:.1f} s", now)
@@ -160,9 +186,7 @@ class ConsumerSide:
             case Incompatible(field, producer_value, consumer_value):
                 self._refuse(link, Reason.INCOMPATIBLE, str(Mismatch(field, producer_value, consumer_value)), now)
             case HelloNeeded():
-                # Until it has welcomed us again, no heartbeat may name what it has yet to be told of.
-                link.state, link.opened_at = LinkState.GREETING, now
-                self._wire.send_to_server(link.address, encode(Hello(self._card)))
+                self._greet(link, now)
             case Heartbeat():
                 pass
             case Located(blocks=blocks) if link.card is not None and (error := block_error(blocks, link.card)):
@@ -171,6 +195,15 @@ class ConsumerSide:
                 self.tell(message.key, message, now)
             case _:
                 _log.warning("kvberth: a prefill worker does not send %s; dropped", type(message).__name__)
+
+    def _greeting_seconds(self, link: Link) -> float:
+        """One that we have never spoken to may still be starting; one that we know has been silent for as long."""
+        return self._timing.connect_seconds if link.peer is None else self._timing.silence_seconds
+
+    def _greet(self, link: Link, now: float) -> None:
+        """Say hello again. Until the answer is here, no heartbeat may name what the producer has yet to be told of."""
+        link.state, link.opened_at = LinkState.GREETING, now
+        self._wire.send_to_server(link.address, encode(Hello(self._card)))
 
     def _welcome(self, link: Link, card: EngineCard, now: float) -> None:
         """The producer can be used, now or again.

@@ -104,6 +104,18 @@ class Core:
         """A frame from a producer that we dialled."""
         self._consuming.receive(address, frame, now)
 
+    def clients_broke(self, now: float) -> None:
+        """The connection of an engine that dialled us broke."""
+        self._producing.clients_broke(now)
+
+    def server_broke(self, address: str, now: float) -> None:
+        """The connection to a producer that we dialled broke; it is being made anew."""
+        self._consuming.broke(address, now)
+
+    def server_refuses(self, address: str, now: float) -> None:
+        """Nobody listens at the address of a producer that we dialled."""
+        self._consuming.refused(address, now)
+
     def turn(self, now: float, last_look: float | None = None) -> None:
         """Everything that time and the transport bring.
 

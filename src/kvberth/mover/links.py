@@ -47,12 +47,14 @@ class Client:
     Attributes:
         route: where the control channel finds it.
         agent: its name at the transport.
+        gone_since: when its connection was found to be broken; None while it stands.
     """
 
     route: bytes
     card: EngineCard
     agent: str
     last_heard: float
+    gone_since: float | None = None
 
     @property
     def peer(self) -> PeerName:

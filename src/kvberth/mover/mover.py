@@ -145,4 +145,10 @@ class Mover:
                 core.frame_from_client(route, frame, now)
             for address, frame in channel.from_servers(_FRAMES_PER_TURN):
                 core.frame_from_server(address, frame, now)
+            if channel.has_broken_clients():
+                core.clients_broke(now)
+            for address in channel.broken_servers():
+                core.server_broke(address, now)
+            for address in channel.refusing_servers():
+                core.server_refuses(address, now)
             core.turn(time.monotonic(), self._step_began)

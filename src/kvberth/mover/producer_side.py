@@ -54,6 +54,9 @@ __all__ = ["ProducerSide"]
 
 _log = logging.getLogger(__name__)
 
+_PROBE_SECONDS = 0.2
+"""How long consumers are probed after a connection broke: ZeroMQ tells of it shortly before it forgets the route."""
+
 
 class ProducerSide:
     """Drives `Producer`. Used by the mover's thread only."""
@@ -68,6 +71,7 @@ class ProducerSide:
         self._flights = Flights(transport)
         self._clients: dict[PeerName, Client] = {}
         self._peer_of_route: dict[bytes, PeerName] = {}
+        self._probe_until = 0.0
 
     def is_moving(self) -> bool:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
@@ -80,7 +84,11 @@ class ProducerSide:
         turns can only be a stall of our own.
         """
         moments = [self._machine.next_deadline()]
+        if now < self._probe_until:
+            moments.append(now + _PROBE_SECONDS / 10)
         for client in self._clients.values():
+            if client.gone_since is not None:
+                moments.append(client.gone_since + self._timing.reconnect_seconds)
             if self._machine.has_live(client.peer):
                 silent_at = client.last_heard + self._timing.silence_seconds
                 moments.append(min(silent_at, now + self._timing.heartbeat_seconds))
@@ -112,11 +120,19 @@ class ProducerSide:
         client.last_heard = now
         self._dispatch(client, message, now)
 
+    def clients_broke(self, now: float) -> None:
+        """The connection of some consumer broke: find out whose. It may connect again, and lose nothing."""
+        self._probe_until = now + _PROBE_SECONDS
+
     def turn(self, now: float, last_look: float) -> None:
         """Liveness, then deadlines, then transfers."""
+        if now < self._probe_until:
+            self._probe(now)
         for client in list(self._clients.values()):
             silence = now - client.last_heard
-            if silence >= self._timing.silence_seconds and self._machine.has_live(client.peer):
+            if client.gone_since is not None and now - client.gone_since >= self._timing.reconnect_seconds:
+                self._lose(client, "it has closed its connection", now)
+            elif silence >= self._timing.silence_seconds and self._machine.has_live(client.peer):
                 self._lose(client, f"silent for {silence:.1f} s", now)
         self._do(self._machine.fire(now, last_look), now)
         for landing in self._flights.advance():
@@ -155,7 +171,7 @@ class ProducerSide:
             client = self._clients[peer] = Client(route, card, agent, now)
             _log.info("kvberth: decode worker %s is connected", card.engine_id)
         self._peer_of_route.pop(client.route, None)
-        client.route, client.last_heard = route, now
+        client.route, client.last_heard, client.gone_since = route, now, None
         self._peer_of_route[route] = peer
         self._wire.send_to_client(route, encode(Welcome(self._card)))
 
@@ -174,9 +190,15 @@ class ProducerSide:
             case _:
                 _log.warning("kvberth: a decode worker does not send %s; dropped", type(message).__name__)
 
+    def _probe(self, now: float) -> None:
+        for client in self._clients.values():
+            if client.gone_since is None and not self._wire.send_to_client(client.route, encode(Heartbeat())):
+                client.gone_since = now
+
     def _lose(self, client: Client, detail: str, now: float) -> None:
         """Stop posting, cut the connection so that what is in flight comes to an end, and forget the client."""
-        _log.error("kvberth: decode worker %s is lost: %s", client.card.engine_id, detail)
+        level = logging.ERROR if self._machine.has_live(client.peer) else logging.INFO
+        _log.log(level, "kvberth: decode worker %s is lost: %s", client.card.engine_id, detail)
         del self._clients[client.peer]
         del self._peer_of_route[client.route]
         self._do(self._machine.lose_peer(client.peer, detail, now), now)

@@ -66,7 +66,9 @@ class _Transfer:
 class Consumer:
     """All transfers of one rank in the role of consumer. No I/O, no clock; used by one thread.
 
-    A transfer is forgotten as soon as it has ended: what arrives for it later is stale by definition, and ignored.
+    A transfer is forgotten as soon as it has ended: what arrives for it later is stale by definition, and ignored. Only
+    its name is remembered, for longer than the producer knows how it ended: messages tell requests apart by nothing
+    else, and a second one of the same name must not be given the end, or the bytes, of the first.
     """
 
     def __init__(self, timing: Timing) -> None:
@@ -75,6 +77,7 @@ class Consumer:
         self._deadlines = Deadlines()
         self._counts: Counter[ConsumerState] = Counter()
         self._keys_of_peer = KeysByPeer()
+        self._used: dict[tuple[TransferKey, int], float] = {}
 
     # What the driver asks.
 
@@ -164,7 +167,10 @@ class Consumer:
         transfer.request, transfer.attempt, transfer.is_engine_waiting = event, event.attempt, True
         transfer.end, transfer.reason = End.CANCELLED, Reason.NONE
         transfer.deadline = now + self._timing.deadline_seconds
-        transfer.state = _S.WAITING
+        if self._used.get((transfer.key, event.attempt), now) > now:
+            self._give_up_unregistered(transfer, End.FAILED, Reason.ID_REUSED)
+        else:
+            transfer.state = _S.WAITING
 
     def _on_declined(self, transfer: _Transfer, event: RequestDeclined, now: float) -> None:
         if transfer.state not in {_S.NEW, _S.DECLINING}:
@@ -239,10 +245,7 @@ class Consumer:
 
     def _on_aborted(self, transfer: _Transfer, event: RequestAborted, now: float) -> None:
         if transfer.state is _S.WAITING:
-            # P does not know our blocks yet, so they are free at once; P still has to hear that nobody wants its own.
-            self._report(transfer, ok=False, reason=Reason.CONSUMER_GONE)
-            transfer.end, transfer.reason = End.CANCELLED, Reason.CONSUMER_GONE
-            transfer.state = _S.DECLINING
+            self._give_up_unregistered(transfer, End.CANCELLED, Reason.CONSUMER_GONE)
         elif transfer.state is _S.READING:
             self._drain(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "")
         elif transfer.state in {_S.REGISTERED, _S.ACCEPTED, _S.RECEIVING}:
@@ -290,6 +293,12 @@ class Consumer:
         transfer.state = _S.CANCELLING
         transfer.actions.append(SendMessage(transfer.peer, Cancel(transfer.key, transfer.attempt, reason)))
 
+    def _give_up_unregistered(self, transfer: _Transfer, end: End, reason: Reason) -> None:
+        """P does not know our blocks, so they are free at once; P still has to hear that nobody wants its own."""
+        self._report(transfer, ok=False, reason=reason)
+        transfer.end, transfer.reason = end, reason
+        transfer.state = _S.DECLINING
+
     def _drain(self, transfer: _Transfer, end: End, reason: Reason, detail: str) -> None:
         """Give up; the end comes when our own READs are over."""
         transfer.end, transfer.reason, transfer.detail = end, reason, detail
@@ -307,6 +316,7 @@ class Consumer:
     def _finish(self, transfer: _Transfer, now: float) -> None:
         """The one end of a transfer."""
         transfer.state = _S.ENDED
+        self._remember(transfer, now)
         self._keys_of_peer.untie(transfer.peer, transfer.key)
         self._report(transfer, ok=transfer.end is End.COMPLETED, reason=transfer.reason)
         mode = transfer.request.mode if transfer.request else None
@@ -315,6 +325,15 @@ class Consumer:
         end = (transfer.end, transfer.reason, transfer.detail)
         record = EndRecord(Role.CONSUMER, transfer.key, mode, *end, *moved, seconds)
         transfer.actions.append(record)
+
+    def _remember(self, transfer: _Transfer, now: float) -> None:
+        """For twice as long as a producer does: it may end later than we, by its lease at most."""
+        for name, until in list(self._used.items()):  # in the order of their ends
+            if until > now:
+                break
+            del self._used[name]
+        self._used.pop((transfer.key, transfer.attempt), None)
+        self._used[transfer.key, transfer.attempt] = now + 2 * self._timing.memory_seconds
 
 
 _Handler = Callable[[Consumer, _Transfer, Any, float], None]

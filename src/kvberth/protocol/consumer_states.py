@@ -38,14 +38,14 @@ _S = ConsumerState
 
 
 CONSUMER_TABLE: Table = {
-    (_S.NEW, RequestWaiting): to(_S.WAITING),
+    (_S.NEW, RequestWaiting): to(_S.WAITING, _S.DECLINING),
     (_S.NEW, RequestDeclined): to(_S.DECLINING),
     (_S.WAITING, PeerReady): to(_S.REGISTERED),
     (_S.WAITING, PeerRefused): to(_S.ENDED),
     (_S.WAITING, RequestAborted): to(_S.DECLINING),
     (_S.WAITING, DeadlineReached): to(_S.ENDED),
     # The same transfer comes to this worker again, before the producer has heard that it was not wanted.
-    (_S.DECLINING, RequestWaiting): to(_S.WAITING),
+    (_S.DECLINING, RequestWaiting): to(_S.WAITING, _S.DECLINING),
     (_S.DECLINING, RequestDeclined): to(_S.DECLINING),
     # vLLM tells of a rejection also when a client has left, after the request itself has been aborted.
     **{

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     CONSUMER_GONE = "consumer_gone"
     DEADLINE = "deadline"
     INCOMPATIBLE = "incompatible"
+    ID_REUSED = "id_reused"
     INVALID_BLOCKS = "invalid_blocks"
     LEASE_EXPIRED = "lease_expired"
     NEWER_ATTEMPT = "newer_attempt"
@@ -46,6 +47,7 @@ _TEXTS = {
     Reason.CONSUMER_GONE: "the request ended on the decode worker before its KV cache arrived",
     Reason.DEADLINE: "the KV cache did not arrive before the decode worker's deadline",
     Reason.INCOMPATIBLE: "the two engines do not fit each other",
+    Reason.ID_REUSED: "another request came under the same transfer id, which is remembered for a while",
     Reason.INVALID_BLOCKS: "the registration names blocks that do not fit the request or the region",
     Reason.LEASE_EXPIRED: "no decode worker asked for the blocks before their lease ended",
     Reason.NEWER_ATTEMPT: "a newer attempt of the same transfer took over",

@@ -10,7 +10,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lease_seconds: how long P holds finished blocks that no D has registered for.
-        rebind_seconds: how long P holds them when a D has been there and is gone.
+        rebind_seconds: how long P holds them when a D has been there and is gone. With `reconnect_seconds` at least
+            `silence_seconds`: a D that lives on behind a broken network reads them until it has given up, too.
         deadline_seconds: how long D waits for the KV cache of one request, P's queue included. It bounds a wait on a
             P that is alive; a P that is not is noticed by its silence.
         orphan_seconds: how long P keeps a registration for a request that it has not received, though its engine has
@@ -18,14 +19,16 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         connect_seconds: how long D tries to reach a P that it has not spoken to.
         heartbeat_seconds: interval of heartbeats while a pair of engines has a live transfer.
         silence_seconds: a peer that is silent for so long is lost.
+        reconnect_seconds: how long P waits for a D whose connection broke to connect again.
         memory_seconds: how long an ended transfer is remembered, so that late messages get the true answer.
     """
 
     lease_seconds: float = 30.0
-    rebind_seconds: float = 2.0
+    rebind_seconds: float = 2.5
     deadline_seconds: float = 300.0
     orphan_seconds: float = 10.0
     connect_seconds: float = 5.0
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 3.0
+    reconnect_seconds: float = 0.5
     memory_seconds: float = 60.0
