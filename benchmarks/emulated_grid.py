@@ -126,7 +126,7 @@ def counters(cluster: LocalCluster) -> dict[str, float]:
     wanted = {
         "kvberth:emulator_corruptions_total": "corruptions",
         "kvberth:emulator_late_seconds_total": "late_seconds",
-        "kvberth:transfer_descriptors_total": "descriptors",
+        "kvberth:transfer_descriptors_sum": "descriptors",
         "vllm:nixl_num_descriptors_sum": "descriptors",
         "vllm:nixl_post_time_seconds_sum": "post_seconds",
     }

@@ -15,7 +15,7 @@ kvberth:transfers_total{end="completed",mode="none",reason="not_needed",role="co
 kvberth:transfers_total{end="failed",mode="pull",reason="peer_lost",role="consumer"} 2
 kvberth:transfers_total{end="completed",mode="push",reason="none",role="producer"} 100
 kvberth:transfer_bytes_total{mode="push",role="consumer"} 4096
-kvberth:transfer_descriptors_total{mode="push",role="consumer"} 7
+kvberth:transfer_descriptors_sum{mode="push",role="consumer"} 7
 vllm:kv_cache_usage_perc 0.5
 """
 

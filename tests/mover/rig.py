@@ -177,6 +177,7 @@ class Rig:
         total.released |= results.released
         total.received += results.received
         total.reports += results.reports
+        total.heartbeats_missed += results.heartbeats_missed
 
 
 def _take(queue: list) -> list:

@@ -302,6 +302,21 @@ def test_idle_pair_lets_go_of_a_broken_connection():
     assert rig.has_bytes()
 
 
+def test_missed_heartbeats_are_counted():
+    """P is silent for longer than an interval, and then answers again."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.pass_time(3.0)
+    assert rig.results["D"].heartbeats_missed == 0
+    rig.is_cut = True
+    rig.pass_time(1.6, step=0.2)
+    rig.is_cut = False
+    rig.pass_time(3.0)
+    assert rig.results["D"].heartbeats_missed == 1
+    assert rig.received() == []
+
+
 def test_own_stall_gives_up_on_everybody_before_anything_else():
     """A producer that was stopped for 10 s must not write into blocks that its consumer has given away."""
     rig = Rig()

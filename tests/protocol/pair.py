@@ -213,6 +213,10 @@ class Pair:
         """D's requests whose wait is over, and whether well."""
         return [(each.request_id, each.ok) for each in self.log if isinstance(each, ReportReceived)]
 
+    def reports(self) -> list[ReportReceived]:
+        """The same in full."""
+        return [each for each in self.log if isinstance(each, ReportReceived)]
+
     def started(self) -> list[Action]:
         """Transfers that were started or stopped."""
         return [each for each in self.log if isinstance(each, StartWrite | StartRead | StopPosting)]

@@ -29,6 +29,7 @@ from kvberth.protocol.events import (
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Writing
 from kvberth.protocol.producer_states import ProducerState
+from kvberth.protocol.timeline import PrefillTimes
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 COMPLETED = [("producer", End.COMPLETED, Reason.NONE), ("consumer", End.COMPLETED, Reason.NONE)]
@@ -481,7 +482,7 @@ def test_messages_of_a_push_in_order():
     assert pair.to_consumer == [
         Accepted(KEY, 0),
         Writing(KEY, 0),
-        Ended(KEY, 0, End.COMPLETED, num_bytes=300, num_descriptors=3),
+        Ended(KEY, 0, End.COMPLETED, Reason.NONE, "", 300, 3, PrefillTimes(0.0, 0.0, ((0.0, 3),))),
     ]
 
 

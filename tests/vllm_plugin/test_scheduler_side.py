@@ -115,6 +115,17 @@ def test_aborted_prefill_keeps_its_blocks_until_the_mover_lets_go():
     assert isinstance(side.take_commands()[-1], EndPrefill)
 
 
+def test_leased_blocks_are_told_when_they_change():
+    """The gauge shows what finished prefills keep, until the movers have let go."""
+    side = make("producer")
+    assert side.take_leased_blocks() is None
+    finished_prefill(side)
+    assert side.take_leased_blocks() == 4
+    assert side.take_leased_blocks() is None
+    side.ended({"p-1"}, set(), {})
+    assert side.take_leased_blocks() == 0
+
+
 def test_released_transfer_id_can_be_used_again():
     """As long as it is live, a second request with it takes no part."""
     side = make("producer")
@@ -193,7 +204,7 @@ def test_retry_computes_locally():
     assert side.tokens_to_load(request, 0) == 0
     side.allocated(request, [1, 2, 3], 0)
     assert side.take_commands() == []
-    expected = {"transfer": {"ok": False, "reason": "peer_lost", "detail": "silent for 3.0 s"}}
+    expected = {"transfer": {"ok": False, "reason": "peer_lost", "detail": "silent for 3.0 s", "timeline": None}}
     assert side.finished(request, [1, 2, 3]) == (False, expected)
 
 
@@ -205,7 +216,7 @@ def test_ranks_that_report_in_different_steps():
     side.ended(set(), set(), {"d-1": TransferOutcome(False, "transport", "link down")})
     side.ended(set(), {"d-1"}, {"d-1": TransferOutcome(True, "none", "")})
     _, params = side.finished(request, [1, 2, 3])
-    assert params == {"transfer": {"ok": False, "reason": "transport", "detail": "link down"}}
+    assert params == {"transfer": {"ok": False, "reason": "transport", "detail": "link down", "timeline": None}}
 
 
 def test_second_request_of_a_live_transfer_computes_locally():

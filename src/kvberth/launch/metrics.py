@@ -45,7 +45,7 @@ class EngineMetrics:
             completed,
             ended - completed,
             _total(page, "kvberth:transfer_bytes_total", {"role": "consumer"}),
-            _total(page, "kvberth:transfer_descriptors_total", {"role": "consumer"}),
+            _total(page, "kvberth:transfer_descriptors_sum", {"role": "consumer"}),
         )
 
     def moved_since(self, before: Moved, transfers: int, timeout_seconds: float = 5.0) -> Moved:

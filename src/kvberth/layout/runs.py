@@ -24,10 +24,12 @@ class Runs:
     Attributes:
         local: shape (n, 3), uint64: address, length in bytes, device index.
         remote: the same on the other side.
+        num_runs: pieces of neighbouring blocks; a region that is not contiguous needs a descriptor per block instead.
     """
 
     local: Descriptors
     remote: Descriptors
+    num_runs: int
 
     def __len__(self) -> int:
         return int(self.local.shape[0])
@@ -39,7 +41,10 @@ class Runs:
 
     def batches(self, size: int) -> "list[Runs]":
         """The same descriptors in pieces of at most `size`."""
-        return [Runs(self.local[at : at + size], self.remote[at : at + size]) for at in range(0, len(self), size)]
+        return [
+            Runs(self.local[at : at + size], self.remote[at : at + size], self.num_runs)
+            for at in range(0, len(self), size)
+        ]
 
 
 def plan_runs(
@@ -83,7 +88,7 @@ def plan_runs(
         remote_parts.append(_descriptors(theirs, first_remote, lengths))
     if not local_parts:
         raise LayoutError("no regions")
-    return Runs(np.concatenate(local_parts), np.concatenate(remote_parts))
+    return Runs(np.concatenate(local_parts), np.concatenate(remote_parts), len(starts))
 
 
 def _coalesce(

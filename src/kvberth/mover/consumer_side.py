@@ -75,6 +75,10 @@ class ConsumerSide:
         """Whether bytes may be moving: our READs, or WRITEs of a producer."""
         return self._flights.is_moving() or bool(self._machine.count(ConsumerState.RECEIVING))
 
+    def num_waiting(self) -> int:
+        """Batches of descriptors that have not been posted yet."""
+        return self._flights.num_waiting()
+
     def next_moment(self) -> float | None:
         """When time alone gives us something to do."""
         moments = [self._machine.next_deadline()]
@@ -175,6 +179,8 @@ class ConsumerSide:
             if now - link.last_heard >= self._timing.silence_seconds:
                 self._lose(link, f"silent for {now - link.last_heard:.1f} s", now)
             elif now >= link.next_heartbeat:
+                if link.last_heard < link.next_heartbeat - self._timing.heartbeat_seconds:
+                    self._outbox.heartbeat_missed()
                 link.next_heartbeat = now + self._timing.heartbeat_seconds
                 self._wire.send_to_server(link.address, encode(Heartbeat(self._machine.live_with(link.peer))))
                 self._do(self._machine.repeat_cancels(link.peer), now)

@@ -59,6 +59,10 @@ class Core:
         """Whether bytes may be moving, so that the transport must be driven on this side."""
         return self._producing.is_moving() or self._consuming.is_moving()
 
+    def num_waiting(self) -> int:
+        """Batches of descriptors that have not been posted yet."""
+        return self._producing.num_waiting() + self._consuming.num_waiting()
+
     def next_wakeup(self, now: float) -> float | None:
         """Seconds until `turn` has something to do without a frame or a command; None for never."""
         if self.is_moving() or self._fenced:

@@ -9,7 +9,7 @@ from kvberth.layout import LayoutError, Runs
 from kvberth.protocol.ids import TransferKey
 from kvberth.transport import Direction, Handle, Transport, TransportError
 
-__all__ = ["Flights", "Landing"]
+__all__ = ["Effort", "Flights", "Landing"]
 
 _BATCH_DESCRIPTORS = 4096
 """Descriptors in one post: about 9 ms at the 2.2 microseconds per descriptor that NIXL needs for small pages, so that
@@ -35,6 +35,19 @@ class Landing:
 
 
 @dataclass(slots=True)
+class Effort:
+    """What the mover's thread has done for one transfer.
+
+    Attributes:
+        post_seconds: time spent planning and posting.
+        num_runs: pieces of neighbouring blocks.
+    """
+
+    post_seconds: float = 0.0
+    num_runs: int = 0
+
+
+@dataclass(slots=True)
 class _Flight:
     key: TransferKey
     direction: Direction
@@ -42,7 +55,7 @@ class _Flight:
     waiting: deque[Runs] = field(default_factory=deque)
     num_bytes: int = 0
     num_descriptors: int = 0
-    post_seconds: float = 0.0
+    effort: Effort = field(default_factory=Effort)
     posted: list[Handle] = field(default_factory=list)
     is_closed: bool = False
     error: str = ""
@@ -59,11 +72,15 @@ class Flights:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._flights: dict[TransferKey, _Flight] = {}
-        self._post_seconds: dict[TransferKey, float] = {}
+        self._efforts: dict[TransferKey, Effort] = {}
 
     def is_moving(self) -> bool:
         """Whether anything is in flight, or about to be. A transfer that waits for its next part is not."""
         return any(flight.posted or flight.waiting or flight.has_landed for flight in self._flights.values())
+
+    def num_waiting(self) -> int:
+        """Batches of descriptors that have not been posted yet."""
+        return sum(len(flight.waiting) for flight in self._flights.values())
 
     def extend(
         self, key: TransferKey, direction: Direction, peer: str, plan: Callable[[], Runs] | None, *, is_last: bool
@@ -90,7 +107,8 @@ class Flights:
         flight.waiting.extend(runs.batches(_BATCH_DESCRIPTORS))
         flight.num_bytes += runs.num_bytes
         flight.num_descriptors += len(runs)
-        flight.post_seconds += time.perf_counter() - began
+        flight.effort.num_runs += runs.num_runs
+        flight.effort.post_seconds += time.perf_counter() - began
 
     def stop(self, key: TransferKey) -> None:
         """Post nothing more; the landing follows once what is in flight has landed."""
@@ -110,7 +128,7 @@ class Flights:
                 self._post(flight)
             if flight.has_landed:
                 del self._flights[flight.key]
-                self._post_seconds[flight.key] = flight.post_seconds
+                self._efforts[flight.key] = flight.effort
                 yield Landing(
                     flight.key,
                     flight.direction,
@@ -119,9 +137,9 @@ class Flights:
                     flight.error,
                 )
 
-    def take_post_seconds(self, key: TransferKey) -> float:
-        """Seconds that planning and posting a landed transfer took; asked once, when it has ended."""
-        return self._post_seconds.pop(key, 0.0)
+    def take_effort(self, key: TransferKey) -> Effort:
+        """What a landed transfer took; asked once, when it has ended."""
+        return self._efforts.pop(key, Effort())
 
     def _post(self, flight: _Flight) -> None:
         began = time.perf_counter()
@@ -132,7 +150,7 @@ class Flights:
             flight.waiting.clear()
         else:
             flight.posted.append(handle)
-        flight.post_seconds += time.perf_counter() - began
+        flight.effort.post_seconds += time.perf_counter() - began
         self._look(flight)
 
     def _look(self, flight: _Flight) -> None:

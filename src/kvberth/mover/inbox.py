@@ -32,6 +32,10 @@ class Inbox:
         """Any thread: let the mover look around."""
         os.eventfd_write(self._event, 1)
 
+    def __len__(self) -> int:
+        """Commands that the mover has not taken."""
+        return len(self._commands)
+
     def take(self) -> list[Command]:
         """The mover's thread: everything that has arrived, in order."""
         try:
@@ -74,11 +78,21 @@ class Outbox:
             self._results.reports.append(report)
         self._has_news.set()
 
+    def heartbeat_missed(self) -> None:
+        """The mover's thread."""
+        with self._lock:
+            self._results.heartbeats_missed += 1
+
+    def queued(self, count: int) -> None:
+        """The mover's thread: how much waits for it now."""
+        with self._lock:
+            self._results.num_queued = count
+
     def take(self, wait_seconds: float = 0.0) -> Results:
         """The engine's thread: what has come out since the last call; if nothing has, wait a little for it."""
         if wait_seconds:
             self._has_news.wait(wait_seconds)
         self._has_news.clear()
         with self._lock:
-            taken, self._results = self._results, Results()
+            taken, self._results = self._results, Results(num_queued=self._results.num_queued)
         return taken

@@ -152,3 +152,4 @@ class Mover:
             for address in channel.refusing_servers():
                 core.server_refuses(address, now)
             core.turn(time.monotonic(), self._step_began)
+            self._outbox.queued(len(self._inbox) + core.num_waiting())

@@ -77,6 +77,10 @@ class ProducerSide:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
         return self._flights.is_moving() or bool(self._machine.count(ProducerState.READING))
 
+    def num_waiting(self) -> int:
+        """Batches of descriptors that have not been posted yet."""
+        return self._flights.num_waiting()
+
     def next_moment(self, now: float) -> float | None:
         """When time alone gives us something to do.
 

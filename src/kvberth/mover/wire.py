@@ -52,4 +52,5 @@ def report_end(record: EndRecord, flights: Flights, outbox: Outbox) -> None:
         detail = f" ({record.detail})" if record.detail else ""
         text = record.reason.text
         _log.warning("kvberth: transfer %s %s on the %s: %s%s", record.key, record.end, record.role, text, detail)
-    outbox.report(TransferReport(record, flights.take_post_seconds(record.key)))
+    effort = flights.take_effort(record.key)
+    outbox.report(TransferReport(record, effort.post_seconds, effort.num_runs))

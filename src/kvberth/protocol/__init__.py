@@ -20,6 +20,7 @@ from kvberth.protocol.errors import MalformedMessage, PeerError, ProtocolError, 
 from kvberth.protocol.ids import TransferKey, TransferMode
 from kvberth.protocol.messages import PROTOCOL_VERSION, EngineCard, Message, decode, encode
 from kvberth.protocol.producer import Producer
+from kvberth.protocol.timeline import Timeline
 from kvberth.protocol.timing import Timing
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "StartRead",
     "StartWrite",
     "StopPosting",
+    "Timeline",
     "Timing",
     "TransferKey",
     "TransferMode",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvberth.protocol.ends import End, Reason
 from kvberth.protocol.ids import PeerName, RequestId, Role, TransferKey, TransferMode
 from kvberth.protocol.messages import Message
+from kvberth.protocol.timeline import Timeline
 
 __all__ = [
     "Action",
@@ -71,12 +72,14 @@ class ReportReceived:
 
     Attributes:
         ok: the KV cache is there. Otherwise the engine recomputes or fails, as it is configured.
+        timeline: of the wait; None where it has none of its own.
     """
 
     request_id: RequestId
     ok: bool
     reason: Reason
     detail: str = ""
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class EndRecord:
     Attributes:
         num_bytes, num_descriptors: what was moved.
         seconds: from the first event of the transfer on this side to its end.
+        reserved_block_seconds: blocks that D's engine kept for it, times how long; 0 on the producer.
+        after_prefill_seconds: what it took beyond the prefill; None if it did not complete.
     """
 
     role: Role
@@ -97,6 +102,8 @@ class EndRecord:
     num_bytes: int
     num_descriptors: int
     seconds: float
+    reserved_block_seconds: float = 0.0
+    after_prefill_seconds: float | None = None
 
 
 Action = SendMessage | StartWrite | StartRead | StopPosting | ReleaseRequest | ReportReceived | EndRecord

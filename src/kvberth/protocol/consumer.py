@@ -34,6 +34,7 @@ from kvberth.protocol.ids import PeerName, Role, TransferKey, TransferMode
 from kvberth.protocol.messages import Accepted, Cancel, Done, Ended, Located, Quiesced, Register, Writing
 from kvberth.protocol.peers import KeysByPeer
 from kvberth.protocol.table import allowed_targets, check_target
+from kvberth.protocol.timeline import PrefillTimes, Timeline
 from kvberth.protocol.timing import Timing
 
 __all__ = ["Consumer"]
@@ -59,8 +60,35 @@ class _Transfer:
     detail: str = ""
     num_bytes: int = 0
     num_descriptors: int = 0
+    reserved_block_seconds: float = 0.0
     deadline: float | None = None
+    registered_at: float | None = None
+    accepted_at: float | None = None
+    moving_at: float | None = None
+    prefill: tuple[float, PrefillTimes] | None = None
     actions: list[Action] = field(default_factory=list)
+
+    def tell_prefill(self, times: PrefillTimes | None, now: float) -> None:
+        """P's times have arrived."""
+        if times is not None:
+            self.prefill = now, times
+
+    def timeline(self, now: float) -> Timeline:
+        """The wait, should it end now."""
+        at, times = self.prefill or (0.0, None)
+        origin = at - self.started
+        return Timeline(
+            registered=self._since_start(self.registered_at),
+            accepted=self._since_start(self.accepted_at),
+            prefill_announced=origin - times.announced if times else None,
+            moving=self._since_start(self.moving_at),
+            prefill_done=origin - times.done if times else None,
+            ended=now - self.started,
+            writes=tuple((origin - age, num_blocks) for age, num_blocks in times.writes) if times else (),
+        )
+
+    def _since_start(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.started
 
 
 class Consumer:
@@ -168,7 +196,7 @@ class Consumer:
         transfer.end, transfer.reason = End.CANCELLED, Reason.NONE
         transfer.deadline = now + self._timing.deadline_seconds
         if self._used.get((transfer.key, event.attempt), now) > now:
-            self._give_up_unregistered(transfer, End.FAILED, Reason.ID_REUSED)
+            self._give_up_unregistered(transfer, End.FAILED, Reason.ID_REUSED, now)
         else:
             transfer.state = _S.WAITING
 
@@ -192,6 +220,7 @@ class Consumer:
         request = transfer.request
         assert request is not None
         transfer.state = _S.REGISTERED
+        transfer.registered_at = now
         register = Register(
             key=transfer.key,
             attempt=request.attempt,
@@ -211,10 +240,12 @@ class Consumer:
     def _on_accepted(self, transfer: _Transfer, event: Accepted, now: float) -> None:
         if transfer.state is _S.REGISTERED:
             transfer.state = _S.ACCEPTED
+            transfer.accepted_at = now
 
     def _on_writing(self, transfer: _Transfer, event: Writing, now: float) -> None:
         if transfer.state is not _S.CANCELLING:
             transfer.state = _S.RECEIVING
+            transfer.moving_at = transfer.moving_at or now
 
     def _on_located(self, transfer: _Transfer, event: Located, now: float) -> None:
         if transfer.state not in {_S.REGISTERED, _S.ACCEPTED}:
@@ -227,6 +258,8 @@ class Consumer:
             self._cancel(transfer, End.FAILED, Reason.INVALID_BLOCKS, detail)
             return
         transfer.state = _S.READING
+        transfer.moving_at = now
+        transfer.tell_prefill(event.times, now)
         transfer.actions.append(StartRead(transfer.key, transfer.peer, request.blocks, event.blocks))
 
     def _on_ended(self, transfer: _Transfer, event: Ended, now: float) -> None:
@@ -238,6 +271,7 @@ class Consumer:
             if transfer.state is not _S.CANCELLING:
                 transfer.end, transfer.reason, transfer.detail = event.end, event.reason, event.detail
                 transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
+                transfer.tell_prefill(event.times, now)
             self._finish(transfer, now)
 
     def _on_quiesced(self, transfer: _Transfer, event: Quiesced, now: float) -> None:
@@ -245,7 +279,7 @@ class Consumer:
 
     def _on_aborted(self, transfer: _Transfer, event: RequestAborted, now: float) -> None:
         if transfer.state is _S.WAITING:
-            self._give_up_unregistered(transfer, End.CANCELLED, Reason.CONSUMER_GONE)
+            self._give_up_unregistered(transfer, End.CANCELLED, Reason.CONSUMER_GONE, now)
         elif transfer.state is _S.READING:
             self._drain(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "")
         elif transfer.state in {_S.REGISTERED, _S.ACCEPTED, _S.RECEIVING}:
@@ -293,9 +327,9 @@ class Consumer:
         transfer.state = _S.CANCELLING
         transfer.actions.append(SendMessage(transfer.peer, Cancel(transfer.key, transfer.attempt, reason)))
 
-    def _give_up_unregistered(self, transfer: _Transfer, end: End, reason: Reason) -> None:
+    def _give_up_unregistered(self, transfer: _Transfer, end: End, reason: Reason, now: float) -> None:
         """P does not know our blocks, so they are free at once; P still has to hear that nobody wants its own."""
-        self._report(transfer, ok=False, reason=reason)
+        self._report(transfer, now, ok=False, reason=reason)
         transfer.end, transfer.reason = end, reason
         transfer.state = _S.DECLINING
 
@@ -306,11 +340,13 @@ class Consumer:
         transfer.state = _S.DRAINING
         transfer.actions.append(StopPosting(transfer.key))
 
-    def _report(self, transfer: _Transfer, *, ok: bool, reason: Reason) -> None:
+    def _report(self, transfer: _Transfer, now: float, *, ok: bool, reason: Reason) -> None:
         if transfer.is_engine_waiting:
             assert transfer.request is not None
             transfer.is_engine_waiting = False
-            report = ReportReceived(transfer.request.request_id, ok, reason, transfer.detail)
+            timeline = transfer.timeline(now)
+            transfer.reserved_block_seconds = len(transfer.request.blocks) * timeline.ended
+            report = ReportReceived(transfer.request.request_id, ok, reason, transfer.detail, timeline)
             transfer.actions.append(report)
 
     def _finish(self, transfer: _Transfer, now: float) -> None:
@@ -318,12 +354,14 @@ class Consumer:
         transfer.state = _S.ENDED
         self._remember(transfer, now)
         self._keys_of_peer.untie(transfer.peer, transfer.key)
-        self._report(transfer, ok=transfer.end is End.COMPLETED, reason=transfer.reason)
+        self._report(transfer, now, ok=transfer.end is End.COMPLETED, reason=transfer.reason)
         mode = transfer.request.mode if transfer.request else None
         seconds = now - transfer.started
         moved = (transfer.num_bytes, transfer.num_descriptors)
         end = (transfer.end, transfer.reason, transfer.detail)
-        record = EndRecord(Role.CONSUMER, transfer.key, mode, *end, *moved, seconds)
+        after_prefill = transfer.timeline(now).after_prefill if transfer.end is End.COMPLETED else None
+        costs = (transfer.reserved_block_seconds, after_prefill)
+        record = EndRecord(Role.CONSUMER, transfer.key, mode, *end, *moved, seconds, *costs)
         transfer.actions.append(record)
 
     def _remember(self, transfer: _Transfer, now: float) -> None:

@@ -10,6 +10,7 @@ from kvberth.layout import Fingerprint, Region
 from kvberth.protocol.ends import End, Reason
 from kvberth.protocol.errors import MalformedMessage, VersionMismatch
 from kvberth.protocol.ids import TransferKey, TransferMode
+from kvberth.protocol.timeline import PrefillTimes
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -139,6 +140,7 @@ class Located(msgspec.Struct, frozen=True, tag="located"):
     key: TransferKey
     attempt: int
     blocks: tuple[int, ...]
+    times: PrefillTimes | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -151,7 +153,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """Producer to consumer: how this attempt ended here. After it the producer touches none of its blocks.
 
-    `num_bytes` and `num_descriptors` say what a push has moved.
+    `num_bytes` and `num_descriptors` say what a push has moved, `times` when.
     """
 
     key: TransferKey
@@ -161,6 +163,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     detail: str = ""
     num_bytes: int = 0
     num_descriptors: int = 0
+    times: PrefillTimes | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -58,6 +58,7 @@ from kvberth.protocol.messages import Accepted, Ended, Located, Quiesced, Regist
 from kvberth.protocol.peers import KeysByPeer
 from kvberth.protocol.producer_states import PRODUCER_TABLE, ProducerState
 from kvberth.protocol.table import allowed_targets, check_target
+from kvberth.protocol.timeline import PrefillTimes
 from kvberth.protocol.timing import Timing
 
 __all__ = ["Producer"]
@@ -89,6 +90,9 @@ class _Transfer:
         pending: the registration that takes over when nothing of the current one is in flight.
         unbound: how the last binding ended, and so the transfer if no other follows.
         highest_attempt: of those that were heard of; older ones are superseded.
+        announced_at, done_at: when the request came, and when its KV was complete.
+        writes: when parts of the current registration's blocks were given to the transport, and how many blocks.
+        times: as they were at the end.
     """
 
     key: TransferKey
@@ -107,6 +111,10 @@ class _Transfer:
     registration: Register | None = None
     peer: PeerName | None = None
     registered_at: float = 0.0
+    announced_at: float = 0.0
+    done_at: float | None = None
+    writes: list[tuple[float, int]] = field(default_factory=list)
+    times: PrefillTimes | None = None
     end: End | None = None
     reason: Reason = Reason.NONE
     detail: str = ""
@@ -123,6 +131,23 @@ class _Transfer:
     def is_pending_for(self, peer: PeerName, attempt: int) -> bool:
         """Whether this attempt of this peer is the one that takes over."""
         return self.pending is not None and (self.pending[1], self.pending[0].attempt) == (peer, attempt)
+
+    def mark_ready(self, blocks: list[int], now: float, *, is_complete: bool) -> None:
+        """These blocks, from the prompt's first on, are in memory."""
+        self.ready, self.is_complete = blocks, is_complete
+        self.done_at = (self.done_at or now) if is_complete else None
+
+    def forget_writes(self) -> None:
+        """Nothing of the registration's blocks counts as written."""
+        self.num_written = 0
+        self.writes.clear()
+
+    def times_at(self, now: float) -> PrefillTimes | None:
+        """What the prefill took, seen from now; None before it is complete."""
+        if self.done_at is None:
+            return None
+        writes = tuple((now - moment, num_blocks) for moment, num_blocks in self.writes)
+        return PrefillTimes(now - self.announced_at, now - self.done_at, writes)
 
     def attempt_of(self, peer: PeerName) -> int | None:
         """The attempt that this peer waits for; None if it does not."""
@@ -236,6 +261,7 @@ class Producer:
 
     def _on_announced(self, transfer: _Transfer, event: PrefillAnnounced, now: float) -> None:
         transfer.request_id = event.request_id
+        transfer.announced_at = now
         transfer.num_tokens = event.num_tokens
         transfer.prompt_digest = event.prompt_digest
         self._keys_of_request.setdefault(event.request_id, set()).add(transfer.key)
@@ -260,15 +286,14 @@ class Producer:
         if transfer.is_engine_done or transfer.state is _S.ENDED:
             return
         assert event.first == len(transfer.ready), f"blocks from {event.first} on, but {len(transfer.ready)} are ready"
-        transfer.ready += event.blocks
-        transfer.is_complete = event.is_complete
+        transfer.mark_ready([*transfer.ready, *event.blocks], now, is_complete=event.is_complete)
         self._advance(transfer, now)
 
     def _on_restarted(self, transfer: _Transfer, event: PrefillRestarted, now: float) -> None:
         """What was written may have been read from blocks that were somebody else's: none of it counts."""
         if transfer.state is _S.ENDED:
             return
-        transfer.ready, transfer.is_complete = [], False
+        transfer.mark_ready([], now, is_complete=False)
         if transfer.state in {_S.STREAMING, _S.WRITING}:
             self._drain(transfer, _After.RESTART)
         elif transfer.state is _S.READING:
@@ -279,7 +304,7 @@ class Producer:
         if transfer.state is _S.ENDED:
             self._release_late(transfer, now)
             return
-        transfer.ready, transfer.is_complete = list(event.blocks), True
+        transfer.mark_ready(list(event.blocks), now, is_complete=True)
         if transfer.state is _S.COMPUTING:
             self._hold(transfer, now)
         else:
@@ -386,7 +411,7 @@ class Producer:
             self._deny(transfer, event.peer, event.attempt, now)
             self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
         elif state is _S.READING:
-            transfer.actions.append(self._located(transfer))
+            transfer.actions.append(self._located(transfer, now))
 
     def _on_peer_lost(self, transfer: _Transfer, event: PeerLost, now: float) -> None:
         if transfer.pending is not None and transfer.pending[1] == event.peer:
@@ -426,7 +451,7 @@ class Producer:
         assert transfer.peer is not None
         assert transfer.registration is not None
         after, transfer.after = transfer.after, None
-        transfer.num_written = 0
+        transfer.forget_writes()
         match after:
             case _After.RESTART:
                 transfer.state = _S.MATCHED
@@ -464,7 +489,8 @@ class Producer:
             return
         transfer.registration, transfer.peer, transfer.registered_at = message, peer, now
         transfer.highest_attempt = message.attempt
-        transfer.unbound, transfer.num_written = None, 0
+        transfer.unbound = None
+        transfer.forget_writes()
         self._keys_of_peer.tie(peer, transfer.key)
         transfer.actions.append(SendMessage(peer, Accepted(transfer.key, message.attempt)))
         if transfer.request_id is None:
@@ -547,7 +573,7 @@ class Producer:
         if transfer.pending is None or transfer.pending[1] != transfer.peer:
             self._keys_of_peer.untie(transfer.peer, transfer.key)
         transfer.registration = transfer.peer = transfer.after = None
-        transfer.num_written = 0
+        transfer.forget_writes()
 
     def _advance(self, transfer: _Transfer, now: float) -> None:
         """Registration and some blocks are both here: move what can be moved."""
@@ -560,12 +586,12 @@ class Producer:
         if start == stop:
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
         elif message.mode is TransferMode.PUSH:
-            self._write(transfer, message, peer, start, stop)
+            self._write(transfer, message, peer, start, stop, now)
         elif transfer.is_complete:
             transfer.state = _S.READING
-            transfer.actions.append(self._located(transfer))
+            transfer.actions.append(self._located(transfer, now))
 
-    def _write(self, transfer: _Transfer, message: Register, peer: PeerName, start: int, stop: int) -> None:
+    def _write(self, transfer: _Transfer, message: Register, peer: PeerName, start: int, stop: int, now: float) -> None:
         """Give the transport what is ready and not yet written."""
         begin, end = start + transfer.num_written, min(len(transfer.ready), stop)
         if end <= begin and not transfer.is_complete:
@@ -574,15 +600,18 @@ class Producer:
             transfer.actions.append(SendMessage(peer, Writing(transfer.key, message.attempt)))
         local, remote = tuple(transfer.ready[begin:end]), message.blocks[begin - start : end - start]
         transfer.actions.append(StartWrite(transfer.key, peer, local, remote, transfer.is_complete))
+        if local:
+            transfer.writes.append((now, len(local)))
         transfer.num_written = end - start
         transfer.state = _S.WRITING if transfer.is_complete else _S.STREAMING
 
-    def _located(self, transfer: _Transfer) -> SendMessage:
+    def _located(self, transfer: _Transfer, now: float) -> SendMessage:
         message = transfer.registration
         assert message is not None
         assert transfer.peer is not None
         start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
-        return SendMessage(transfer.peer, Located(transfer.key, message.attempt, tuple(transfer.ready[start:stop])))
+        blocks = tuple(transfer.ready[start:stop])
+        return SendMessage(transfer.peer, Located(transfer.key, message.attempt, blocks, transfer.times_at(now)))
 
     def _finish(
         self,
@@ -599,6 +628,7 @@ class Producer:
         transfer.end, transfer.reason, transfer.detail = end, reason, detail
         transfer.state = _S.ENDED
         transfer.deadline = now + self._timing.memory_seconds
+        transfer.times = transfer.times_at(now) if end is End.COMPLETED else None
         registration, peer = transfer.registration, transfer.peer
         if tell_peer and registration is not None and peer is not None:
             self._reply_ended(transfer, peer, registration.attempt, end, reason, detail)
@@ -609,7 +639,10 @@ class Producer:
         mode = registration.mode if registration else None
         moved = (transfer.num_bytes, transfer.num_descriptors)
         seconds = now - transfer.started
-        record = EndRecord(Role.PRODUCER, transfer.key, mode, end, reason, detail, *moved, seconds)
+        after_prefill = transfer.times.done if transfer.times else None
+        record = EndRecord(
+            Role.PRODUCER, transfer.key, mode, end, reason, detail, *moved, seconds, after_prefill_seconds=after_prefill
+        )
         transfer.actions.append(record)
         self._keys_of_peer.untie(transfer.peer, transfer.key)
         if transfer.is_engine_done:
@@ -658,8 +691,10 @@ class Producer:
     def _reply_ended(
         self, transfer: _Transfer, peer: PeerName, attempt: int, end: End, reason: Reason, detail: str
     ) -> None:
-        moved = (transfer.num_bytes, transfer.num_descriptors) if end is End.COMPLETED else (0, 0)
-        transfer.actions.append(SendMessage(peer, Ended(transfer.key, attempt, end, reason, detail, *moved)))
+        told: tuple[Any, ...] = ()
+        if end is End.COMPLETED:
+            told = (transfer.num_bytes, transfer.num_descriptors, transfer.times)
+        transfer.actions.append(SendMessage(peer, Ended(transfer.key, attempt, end, reason, detail, *told)))
 
     def _is_forgotten(self, transfer: _Transfer, event: ProducerEvent) -> bool:
         """An end is remembered until its time is over, and at least until the engine is done with the request."""

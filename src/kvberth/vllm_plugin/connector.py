@@ -21,7 +21,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvberth.protocol import PROTOCOL_VERSION
 from kvberth.vllm_plugin.fingerprint import facts_of
 from kvberth.vllm_plugin.meta import SchedulerMeta, WorkerMeta
-from kvberth.vllm_plugin.metrics import KVBerthPromMetrics, KVBerthStats, stats_of
+from kvberth.vllm_plugin.metrics import LEASED_BLOCKS, KVBerthPromMetrics, KVBerthStats, stats_of
 from kvberth.vllm_plugin.scheduler_side import SchedulerSide
 from kvberth.vllm_plugin.settings import ConnectorSettings, SettingsError, is_loopback
 from kvberth.vllm_plugin.worker_side import WorkerSide
@@ -131,8 +131,11 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         return WorkerMeta(outcomes) if outcomes else None
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """The transfers that have ended; the scheduler's half has none."""
-        return stats_of(self._worker.take_reports()) if self._worker is not None else None
+        """What each half has to tell the metrics."""
+        if self._worker is not None:
+            return self._worker.take_stats()
+        leased = self._scheduler_side.take_leased_blocks()
+        return None if leased is None else stats_of([], now={LEASED_BLOCKS: leased})
 
     def shutdown(self) -> None:
         """Stop the mover."""
@@ -191,7 +194,7 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
         """Stats from what has crossed a process."""
-        return KVBerthStats(data if data is not None else {"transfers": []})
+        return KVBerthStats(data if data is not None else {})
 
     @classmethod
     def build_prom_metrics(

@@ -1,6 +1,7 @@
 """What crosses between the scheduler's half of the connector and the workers'."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -30,6 +31,11 @@ class TransferOutcome:
     ok: bool
     reason: str
     detail: str
+    timeline: dict[str, Any] | None = None
+
+    def for_response(self) -> dict[str, Any]:
+        """What a decode worker's response says of its handoff; moments in seconds, to the microsecond."""
+        return {"ok": self.ok, "reason": self.reason, "detail": self.detail, "timeline": self.timeline}
 
 
 @dataclass

@@ -108,11 +108,21 @@ class SchedulerSide:
         self._live_keys: set[TransferKey] = set()
         self._reported: dict[str, TransferOutcome] = {}
         self._outcomes: dict[str, TransferOutcome] = {}
+        self._leased: dict[str, int] = {}
+        self._told_leased = 0
 
     def take_commands(self) -> list[Command]:
         """What has come together since the last step."""
         taken, self._commands = self._commands, []
         return taken
+
+    def take_leased_blocks(self) -> int | None:
+        """Blocks that finished prefills keep for decode workers; None if that is what was told last."""
+        leased = sum(self._leased.values())
+        if leased == self._told_leased:
+            return None
+        self._told_leased = leased
+        return leased
 
     # Producer.
 
@@ -217,6 +227,7 @@ class SchedulerSide:
         """The movers of all ranks have let go of these requests."""
         for request_id in released:
             self._live_keys.difference_update(self._producing.pop(request_id))
+            del self._leased[request_id]
         # Ranks report in steps of their own; a request is received when the last one has.
         for request_id, reported in outcomes.items():
             if request_id not in self._reported or not reported.ok:
@@ -240,6 +251,7 @@ class SchedulerSide:
         keys = self._producing.get(request_id)
         if keys is not None:
             self._prefills.pop(request_id, None)
+            self._leased[request_id] = len(block_ids)
             return True, self._finish_prefill(request, keys, block_ids)
         if request_id in self._awaiting:
             self._aborting[request_id] = self._awaiting.pop(request_id)
@@ -254,7 +266,7 @@ class SchedulerSide:
                     self._decline(params, key, Reason.CONSUMER_GONE)
         if outcome is None:
             return False, None
-        return False, {"transfer": {"ok": outcome.ok, "reason": outcome.reason, "detail": outcome.detail}}
+        return False, {"transfer": outcome.for_response()}
 
     def _finish_prefill(
         self, request: Request, keys: tuple[TransferKey, ...], block_ids: list[int]

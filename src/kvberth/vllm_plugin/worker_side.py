@@ -7,16 +7,19 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import torch
 
 from kvberth.layout import Fingerprint
 from kvberth.mover import AdvancePrefill, Command, Mover, MoverFailed, TransferReport
-from kvberth.protocol import EngineCard
+from kvberth.protocol import EngineCard, Timeline
 from kvberth.transport.nixl import MemoryType, NixlTransport
 from kvberth.vllm_plugin.fence import make_fence
 from kvberth.vllm_plugin.fingerprint import EngineFacts
 from kvberth.vllm_plugin.meta import TransferOutcome
+from kvberth.vllm_plugin.metrics import HEARTBEATS_MISSED, MOVER_QUEUE, KVBerthStats, stats_of
 from kvberth.vllm_plugin.regions import regions_of
 from kvberth.vllm_plugin.settings import ConnectorSettings
 
@@ -60,6 +63,8 @@ class WorkerSide:
         self._mover: Mover | None = None
         self._outcomes: dict[str, TransferOutcome] = {}
         self._reports: list[TransferReport] = []
+        self._heartbeats_missed = 0
+        self._queue = self._told_queue = 0
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Register the KV cache and start the mover.
@@ -134,10 +139,14 @@ class WorkerSide:
         results = self._running().take(0.0 if has_forward else _IDLE_STEP_SECONDS)
         failed: set[str] = set()
         for report in results.received:
-            self._outcomes[report.request_id] = TransferOutcome(report.ok, str(report.reason), report.detail)
+            timeline = _plain(report.timeline) if report.timeline is not None else None
+            outcome = TransferOutcome(report.ok, str(report.reason), report.detail, timeline)
+            self._outcomes[report.request_id] = outcome
             if not report.ok:
                 failed.add(str(report.request_id))
         self._reports += results.reports
+        self._heartbeats_missed += results.heartbeats_missed
+        self._queue = results.num_queued
         received = {str(report.request_id) for report in results.received}
         return {str(each) for each in results.released}, received, failed
 
@@ -146,10 +155,13 @@ class WorkerSide:
         taken, self._outcomes = self._outcomes, {}
         return taken
 
-    def take_reports(self) -> list[TransferReport]:
-        """The transfers that have ended since the last call, for metrics."""
-        taken, self._reports = self._reports, []
-        return taken
+    def take_stats(self) -> KVBerthStats | None:
+        """What the metrics have to be told since the last call."""
+        reports, self._reports = self._reports, []
+        counts = {HEARTBEATS_MISSED: self._heartbeats_missed} if self._heartbeats_missed else {}
+        now = {MOVER_QUEUE: self._queue} if self._queue != self._told_queue else {}
+        self._heartbeats_missed, self._told_queue = 0, self._queue
+        return stats_of(reports, counts=counts, now=now)
 
     def stop(self) -> None:
         """Stop the mover."""
@@ -160,3 +172,13 @@ class WorkerSide:
         if self._mover is None:
             raise MoverFailed("the KV cache has not been registered")
         return self._mover
+
+
+def _plain(timeline: Timeline) -> dict[str, Any]:
+    """For JSON, to the microsecond."""
+    moments = {
+        name: round(moment, 6)
+        for name, moment in msgspec.structs.asdict(timeline).items()
+        if isinstance(moment, int | float)
+    }
+    return {**moments, "writes": [[round(moment, 6), blocks] for moment, blocks in timeline.writes]}
