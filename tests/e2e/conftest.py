@@ -1,13 +1,16 @@
 """Real engines for the end-to-end tests. They take half a minute to start, so tests share them."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.e2e.client import Client, Metrics
+from tests.e2e.client import Client, Metrics, eventually
 
-from kvberth.launch import ClusterSettings, LocalCluster, demo_model
+from kvberth.launch import ClusterSettings, EngineProcess, LocalCluster, PortLease, demo_model
+from kvberth.launch.engine import EngineKind, Hardware
 
 MODEL = "smollm2"
 _TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
@@ -88,3 +91,26 @@ def undivided(cluster: LocalCluster) -> Client:
 @pytest.fixture
 def decode_metrics(cluster: LocalCluster) -> Metrics:
     return Metrics(cluster.decode[0].url)
+
+
+@contextmanager
+def decode_worker_beside(cluster: LocalCluster, run_dir: Path, **changes: object) -> Iterator[EngineProcess]:
+    """Another decode worker for the cluster's prefill worker, unknown to the router, with other settings."""
+    with PortLease() as ports:
+        engine = EngineProcess(
+            EngineKind.DECODE,
+            9,
+            replace(cluster.settings, **changes),  # type: ignore[arg-type]
+            Hardware.detect(),
+            num_engines=4,
+            position=3,
+            port=ports.take(),
+            control_port=0,
+            run_dir=run_dir,
+        )
+        engine.start()
+        try:
+            eventually(engine.is_ready, 300, "the other decode worker is ready")
+            yield engine
+        finally:
+            engine.finish_stop()

@@ -1,5 +1,6 @@
 """Blocks to bytes: by examples and by properties."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from kvberth.layout import (
     Fingerprint,
     LayoutError,
     Region,
+    Tokens,
     block_range,
     find_mismatch,
     merge_adjacent,
@@ -158,6 +160,7 @@ FINGERPRINT = {
     "layout": "LBHNC",
     "tensor_parallel_size": 1,
     "block_lengths": (128, 128),
+    "tokens": Tokens(16, 2, 4),
 }
 
 
@@ -170,10 +173,14 @@ FINGERPRINT = {
         ("num_layers", 3),
         ("num_kv_heads", 4),
         ("head_size", 128),
-        ("block_size", 32),
+        ("block_size", 24),
         ("layout", "BLHNC"),
         ("tensor_parallel_size", 2),
         ("block_lengths", (256,)),
+        ("tokens", Tokens(16, 1, 4)),
+        ("tokens", Tokens(16, 2, 8)),
+        ("tokens", Tokens(12, 2, 4)),
+        ("tokens", None),
     ],
 )
 def test_mismatch_names_field_and_both_values(field, value):
@@ -183,6 +190,28 @@ def test_mismatch_names_field_and_both_values(field, value):
     assert mismatch is not None
     expected = f"{field} differs: prefill worker has {FINGERPRINT[field]}, decode worker has {value}"
     assert str(mismatch) == expected
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_block_sizes_may_differ_by_a_whole_factor(factor):
+    """With the same bytes per token, and pages of the kernels that differ likewise."""
+    changes = {"block_size": 16 * factor, "block_lengths": (128 * factor, 128 * factor)}
+    ours, theirs = Fingerprint(**FINGERPRINT), Fingerprint(**{**FINGERPRINT, **changes})
+    assert find_mismatch(producer=ours, consumer=theirs) is None
+    assert find_mismatch(producer=theirs, consumer=ours) is None
+    larger_pages = msgspec.structs.replace(theirs, tokens=Tokens(16 * factor, 2, 4))
+    assert find_mismatch(producer=ours, consumer=larger_pages) is None
+    assert not ours.has_blocks_like(larger_pages)
+
+
+def test_block_sizes_must_be_equal_where_tokens_cannot_be_told_apart():
+    """An attention backend with a memory layout of its own."""
+    opaque = Fingerprint(**{**FINGERPRINT, "tokens": None})
+    assert find_mismatch(opaque, opaque) is None
+    larger = msgspec.structs.replace(opaque, block_size=32, block_lengths=(256, 256))
+    mismatch = find_mismatch(producer=opaque, consumer=larger)
+    assert mismatch is not None
+    assert mismatch.field == "block_size"
 
 
 def test_equal_engines_fit():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from kvberth.layout import Fingerprint, Region
+from kvberth.layout import Fingerprint, Region, Tokens
 from kvberth.mover import AbortRequest, AnnouncePrefill, AwaitRequest, EndPrefill, FinishPrefill, Results
 from kvberth.mover.core import Core
 from kvberth.mover.inbox import Outbox
@@ -30,7 +30,18 @@ FINGERPRINT = Fingerprint(
     layout="LBHNC",
     tensor_parallel_size=1,
     block_lengths=(BLOCK_BYTES, BLOCK_BYTES),
+    tokens=Tokens(BLOCK_SIZE, 1, BLOCK_BYTES // BLOCK_SIZE),
 )
+
+
+def fingerprint(factor: int = 1, **changes: object) -> Fingerprint:
+    """Of an engine whose blocks are so many times larger."""
+    sizes = {
+        "block_size": BLOCK_SIZE * factor,
+        "block_lengths": (BLOCK_BYTES * factor, BLOCK_BYTES * factor),
+        "tokens": Tokens(BLOCK_SIZE * factor, 1, BLOCK_BYTES // BLOCK_SIZE),
+    }
+    return msgspec.structs.replace(FINGERPRINT, **(sizes | changes))
 
 
 @dataclass
@@ -70,23 +81,24 @@ class Engine:
         incarnation: str = "a",
         rank: int = 0,
         fill: int = 0,
+        factor: int = 1,
         **changes: object,
     ) -> None:
         self.name = name
         self.wire = Wire()
         self.outbox = Outbox()
-        self.memory = np.full((2, NUM_BLOCKS, BLOCK_BYTES), fill, dtype=np.uint8)
+        length = BLOCK_BYTES * factor
+        self.memory = np.full((2, NUM_BLOCKS, length), fill, dtype=np.uint8)
         self.transport = MemoryTransport(f"{name}/0/{incarnation}", fabric)
         regions = tuple(
-            Region(address=layer.ctypes.data, block_stride=BLOCK_BYTES, block_length=BLOCK_BYTES)
-            for layer in self.memory
+            Region(address=layer.ctypes.data, block_stride=length, block_length=length) for layer in self.memory
         )
         self.transport.register(regions, NUM_BLOCKS)
         card = EngineCard(
             engine_id=name,
             incarnation=incarnation,
             rank=rank,
-            fingerprint=msgspec.structs.replace(FINGERPRINT, **changes),
+            fingerprint=fingerprint(factor, **changes),
             regions=regions,
             num_blocks=NUM_BLOCKS,
             agent_metadata=self.transport.metadata(),
@@ -98,12 +110,12 @@ class Engine:
 class Rig:
     """P and D. `settle` runs both until nothing moves without time passing."""
 
-    def __init__(self, **consumer_changes: object) -> None:
+    def __init__(self, *, producer_factor: int = 1, consumer_factor: int = 1, **consumer_changes: object) -> None:
         self.fabric = MemoryFabric()
         self.now = 1000.0
         self.key = KEY
-        self.producer = Engine("P", self.fabric, fill=1)
-        self.consumer = Engine("D", self.fabric, fill=2, **consumer_changes)
+        self.producer = Engine("P", self.fabric, fill=1, factor=producer_factor)
+        self.consumer = Engine("D", self.fabric, fill=2, factor=consumer_factor, **consumer_changes)
         self.route = b"route-D"
         self.is_cut = False
         self.results = {"P": Results(), "D": Results()}

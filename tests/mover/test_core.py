@@ -20,6 +20,7 @@ def register(blocks: tuple[int, ...]) -> Register:
         first_token=0,
         num_tokens=40,
         prompt_digest=b"digest",
+        block_size=16,
         blocks=blocks,
     )
 
@@ -63,7 +64,7 @@ def test_bytes_arrive_slowly(mode):
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("block_size", 32, "block_size differs: prefill worker has 16, decode worker has 32"),
+        ("block_size", 24, "block_size differs: prefill worker has 16, decode worker has 24"),
         ("dtype", "bfloat16", "dtype differs: prefill worker has float32, decode worker has bfloat16"),
         ("model", "n@2", "model differs: prefill worker has m@1, decode worker has n@2"),
         ("layout", "BLHNC", "layout differs: prefill worker has LBHNC, decode worker has BLHNC"),

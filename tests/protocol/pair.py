@@ -75,6 +75,7 @@ def register(mode: TransferMode = TransferMode.PUSH, *, attempt: int = 0, **chan
         "first_token": 0,
         "num_tokens": 40,
         "prompt_digest": DIGEST,
+        "block_size": BLOCK_SIZE,
         "blocks": (7, 8, 9) if mode is TransferMode.PUSH else (),
     }
     return Register(**{**values, **changes})  # type: ignore[arg-type]
@@ -98,7 +99,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.producer = Producer(BLOCK_SIZE, self.timing)
-        self.consumer = Consumer(self.timing)
+        self.consumer = Consumer(BLOCK_SIZE, self.timing)
 
     # What the engines do.
 

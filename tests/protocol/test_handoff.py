@@ -489,6 +489,6 @@ def test_messages_of_a_push_in_order():
 def test_location_with_the_wrong_number_of_blocks_is_not_read():
     """P offers two blocks for three: D reads nothing and fails with the reason."""
     pair = Pair().announce().wait(waiting(PULL)).deliver()
-    pair._consume(Located(KEY, 0, (1, 2))).deliver()
+    pair._consume(Located(KEY, 0, (1, 2), 16)).deliver()
     assert pair.started() == []
     assert ("consumer", End.FAILED, Reason.INVALID_BLOCKS) in pair.ends()

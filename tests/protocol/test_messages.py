@@ -56,6 +56,7 @@ CARD = EngineCard(
             first_token=16,
             num_tokens=40,
             prompt_digest=b"d",
+            block_size=16,
             blocks=(3, 1),
         ),
         Ended(TransferKey("t"), 0, End.FAILED, Reason.TRANSPORT, "why", 1, 2),
@@ -103,6 +104,7 @@ def test_damaged_registration_is_an_error_or_a_registration(noise, data):
         first_token=0,
         num_tokens=16,
         prompt_digest=b"d" * 16,
+        block_size=16,
         blocks=(1,),
     )
     frame = bytearray(encode(registration))

@@ -78,7 +78,7 @@ class Site:
     def bind(self, mode: TransferMode = PUSH) -> "Site":
         """The next decode worker registers three blocks of its own."""
         number = len(self.consumers)
-        self.consumers.append(Consumer(self.timing))
+        self.consumers.append(Consumer(BLOCK_SIZE, self.timing))
         blocks = tuple(100 * (number + 1) + index for index in range(3))
         request = RequestId(f"d-{number}")
         self.consume(number, RequestWaiting(request, number, mode, 0, 40, DIGEST, blocks))
@@ -87,7 +87,7 @@ class Site:
     def decline(self) -> "Site":
         """The next decode worker loses its request before it has reserved anything."""
         number = len(self.consumers)
-        self.consumers.append(Consumer(self.timing))
+        self.consumers.append(Consumer(BLOCK_SIZE, self.timing))
         self.consume(number, RequestDeclined(number, Reason.CONSUMER_GONE))
         return self.consume(number, PeerReady(PRODUCER))
 
@@ -290,7 +290,7 @@ def test_a_registration_that_was_cancelled_is_never_written_to():
 def test_a_refused_newcomer_leaves_the_older_attempt_alone():
     """Its registration is for another prompt."""
     site = streaming()
-    site.consumers.append(Consumer(site.timing))
+    site.consumers.append(Consumer(BLOCK_SIZE, site.timing))
     site.consume(1, RequestWaiting(RequestId("d-1"), 1, PUSH, 0, 40, b"another", (4, 5, 6)))
     site.consume(1, PeerReady(PRODUCER)).deliver()
     assert site.received() == [(1, False)]

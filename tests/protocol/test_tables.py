@@ -63,7 +63,7 @@ def test_impossible_event_raises_and_names_it():
 
 def test_event_of_an_unknown_transfer_is_stale_for_a_consumer():
     """What comes for a transfer that is over does nothing."""
-    consumer = Consumer(Timing())
+    consumer = Consumer(16, Timing())
     assert consumer.handle(TransferKey("t-9"), PeerReady(PeerName("P/0/a")), 0.0) == []
 
 

@@ -2,11 +2,13 @@
 
 import msgspec
 
+from kvberth.layout.pages import Tokens
+
 __all__ = ["Fingerprint", "Mismatch", "find_mismatch"]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal on both engines. The field's name is what an error tells.
+    """What must be equal on both engines, but for the sizes of blocks. The field's name is what an error tells.
 
     Attributes:
         model: the model's name and a digest of its configuration.
@@ -19,6 +21,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         layout: vLLM's name of the KV cache layout, such as LBHNC.
         tensor_parallel_size: ranks that share one model.
         block_lengths: bytes of one block in each region.
+        tokens: how a layer's tokens lie within a block; None where that is not known, and sizes must be equal.
     """
 
     model: str
@@ -31,6 +34,11 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     tensor_parallel_size: int
     block_lengths: tuple[int, ...]
+    tokens: Tokens | None = None
+
+    def has_blocks_like(self, other: "Fingerprint") -> bool:
+        """Whether a block here and a block there have the same bytes in the same order."""
+        return self.block_size == other.block_size and self.tokens == other.tokens
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -46,10 +54,42 @@ class Mismatch(msgspec.Struct, frozen=True):
         )
 
 
+_SIZES = {"block_size", "block_lengths", "tokens"}
+
+
 def find_mismatch(producer: Fingerprint, consumer: Fingerprint) -> Mismatch | None:
-    """The first field that differs, in the order of the class; None when the engines fit."""
+    """The first field that differs, in the order of the class; None when the engines fit.
+
+    Block sizes, and the attention kernels' page sizes, may differ by a whole factor.
+    """
+    has_like_blocks = producer.has_blocks_like(consumer)
     for field in Fingerprint.__struct_fields__:
         ours, theirs = getattr(producer, field), getattr(consumer, field)
-        if ours != theirs:
+        fits = ours == theirs if has_like_blocks or field not in _SIZES else _fits(field, producer, consumer)
+        if not fits:
             return Mismatch(field, str(ours), str(theirs))
     return None
+
+
+def _fits(field: str, producer: Fingerprint, consumer: Fingerprint) -> bool:
+    """Whether a size is the same per token, and the tokens can be told apart."""
+    ours, theirs = producer.tokens, consumer.tokens
+    if field == "block_size":
+        can_be_split = ours is not None and theirs is not None
+        sizes = (producer.block_size, consumer.block_size)
+        return sizes[0] == sizes[1] or (can_be_split and _is_multiple(*sizes))
+    if field == "block_lengths":
+        # Compared crosswise: a division would round.
+        return [length * consumer.block_size for length in producer.block_lengths] == [
+            length * producer.block_size for length in consumer.block_lengths
+        ]
+    return (
+        ours is not None
+        and theirs is not None
+        and (ours.num_pieces, ours.token_bytes) == (theirs.num_pieces, theirs.token_bytes)
+        and _is_multiple(ours.page_size, theirs.page_size)
+    )
+
+
+def _is_multiple(one: int, other: int) -> bool:
+    return max(one, other) % min(one, other) == 0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kvberth.layout.regions import Region
 
-__all__ = ["LayoutError", "Runs", "plan_runs"]
+__all__ = ["Descriptors", "LayoutError", "Runs", "plan_runs"]
 
 Descriptors = npt.NDArray[np.uint64]
 

@@ -1,6 +1,8 @@
 """From tokens to blocks."""
 
-__all__ = ["block_range", "num_blocks_for"]
+from collections.abc import Sequence
+
+__all__ = ["block_range", "num_blocks_for", "units_of"]
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -19,3 +21,13 @@ def block_range(first_token: int, num_tokens: int, block_size: int) -> tuple[int
     if not 0 <= first_token <= num_tokens:
         raise ValueError(f"first_token {first_token} is not within the prompt of {num_tokens} tokens")
     return first_token // block_size, num_blocks_for(num_tokens, block_size)
+
+
+def units_of(blocks: Sequence[int], units_per_block: int, begin: int, end: int) -> tuple[int, ...]:
+    """Units `begin` to `end` (exclusive) of a block table, counted from the begin of memory.
+
+    A unit is a block where both engines have blocks of one size, else a block of the engine with the smaller ones.
+    """
+    if units_per_block == 1:
+        return tuple(blocks[begin:end])
+    return tuple(blocks[at // units_per_block] * units_per_block + at % units_per_block for at in range(begin, end))

@@ -3,11 +3,11 @@
 import logging
 from functools import partial
 
-from kvberth.layout import Mismatch, find_mismatch, plan_runs
+from kvberth.layout import Mismatch, find_mismatch
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Link, LinkState
-from kvberth.mover.wire import Wire, block_error, disconnect, report_end
+from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
     Action,
@@ -66,7 +66,7 @@ class ConsumerSide:
         self._wire = wire
         self._outbox = outbox
         self._timing = timing
-        self._machine = Consumer(timing)
+        self._machine = Consumer(card.fingerprint.block_size, timing)
         self._flights = Flights(transport)
         self._links: dict[str, Link] = {}
         self._agents: dict[PeerName, str] = {}
@@ -195,7 +195,9 @@ class ConsumerSide:
                 self._greet(link, now)
             case Heartbeat():
                 pass
-            case Located(blocks=blocks) if link.card is not None and (error := block_error(blocks, link.card)):
+            case Located(blocks=blocks, block_size=block_size) if link.card is not None and (
+                error := block_error(blocks, block_size, link.card)
+            ):
                 self._lose(link, f"it offers blocks that it cannot have: {error}", now)
             case Accepted() | Writing() | Located() | Ended() | Quiesced():
                 self.tell(message.key, message, now)
@@ -288,5 +290,5 @@ class ConsumerSide:
     def _start(self, action: StartRead) -> None:
         card = next(each.card for each in self._links.values() if each.peer == action.peer)
         assert card is not None
-        plan = partial(plan_runs, self._card.regions, card.regions, action.local_blocks, action.remote_blocks)
+        plan = partial(plan_transfer, self._card, card, action.local_blocks, action.remote_blocks)
         self._flights.extend(action.key, Direction.READ, self._agents[action.peer], plan, is_last=True)

@@ -3,11 +3,11 @@
 import logging
 from functools import partial
 
-from kvberth.layout import find_mismatch, plan_runs
+from kvberth.layout import find_mismatch
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Client
-from kvberth.mover.wire import Wire, block_error, disconnect, report_end
+from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
     Action,
@@ -185,8 +185,9 @@ class ProducerSide:
             case Heartbeat(live):
                 self._wire.send_to_client(client.route, encode(Heartbeat()))
                 self._do(self._machine.heard_live(peer, live, now), now)
-            case Register(key=key, blocks=blocks):
-                self.tell(key, RegisterReceived(peer, message, block_error(blocks, client.card)), now)
+            case Register(key=key, blocks=blocks, block_size=block_size):
+                error = block_error(blocks, block_size, client.card)
+                self.tell(key, RegisterReceived(peer, message, error), now)
             case Cancel(key, attempt, reason):
                 self.tell(key, CancelReceived(peer, attempt, reason), now)
             case Done(key, attempt):
@@ -231,6 +232,5 @@ class ProducerSide:
         client = self._clients[action.peer]
         plan = None
         if action.local_blocks:
-            blocks = (action.local_blocks, action.remote_blocks)
-            plan = partial(plan_runs, self._card.regions, client.card.regions, *blocks)
+            plan = partial(plan_transfer, self._card, client.card, action.local_blocks, action.remote_blocks)
         self._flights.extend(action.key, Direction.WRITE, client.agent, plan, is_last=action.is_last)

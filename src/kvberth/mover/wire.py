@@ -3,13 +3,14 @@
 import logging
 from typing import Protocol
 
+from kvberth.layout import LayoutError, Runs, TokenSpace, plan_runs, plan_tokens
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.results import TransferReport
 from kvberth.protocol import EndRecord, EngineCard, Reason
 from kvberth.transport import Transport, TransportError
 
-__all__ = ["Wire", "block_error", "disconnect", "report_end"]
+__all__ = ["Wire", "block_error", "disconnect", "plan_transfer", "report_end"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +26,10 @@ class Wire(Protocol):
     def send_to_server(self, address: str, frame: bytes) -> None: ...
 
 
-def block_error(blocks: tuple[int, ...], card: EngineCard) -> str:
+def block_error(blocks: tuple[int, ...], block_size: int, card: EngineCard) -> str:
     """Why these cannot be blocks of that engine; empty when they can."""
+    if block_size != card.fingerprint.block_size:
+        return f"its blocks have {card.fingerprint.block_size} tokens, not {block_size}"
     if not blocks:
         return ""
     low, high = min(blocks), max(blocks)
@@ -36,6 +39,31 @@ def block_error(blocks: tuple[int, ...], card: EngineCard) -> str:
     if len(set(blocks)) != len(blocks):
         return "a block is named twice"
     return ""
+
+
+def plan_transfer(
+    ours: EngineCard, theirs: EngineCard, local_blocks: tuple[int, ...], remote_blocks: tuple[int, ...]
+) -> Runs:
+    """The descriptors of a transfer, or of a part of one.
+
+    Args:
+        local_blocks, remote_blocks: block ids; of engines with different block sizes, units of the smaller ones.
+
+    Raises:
+        LayoutError: the two sides do not fit.
+    """
+    mine, its = ours.fingerprint, theirs.fingerprint
+    if mine.has_blocks_like(its):
+        return plan_runs(ours.regions, theirs.regions, local_blocks, remote_blocks)
+    if mine.tokens is None or its.tokens is None:
+        raise LayoutError("it is not known how tokens lie within a block")
+    return plan_tokens(
+        TokenSpace(ours.regions, mine.block_size, mine.tokens),
+        TokenSpace(theirs.regions, its.block_size, its.tokens),
+        local_blocks,
+        remote_blocks,
+        min(mine.block_size, its.block_size),
+    )
 
 
 def disconnect(transport: Transport, agent: str) -> None:

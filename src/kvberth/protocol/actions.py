@@ -32,6 +32,7 @@ class StartWrite:
     """WRITE our blocks into the peer's. `WritesDone` follows when a transfer's last have landed, or `WritesFailed`.
 
     Attributes:
+        local_blocks, remote_blocks: `kvberth.layout.units_of` the two block tables.
         is_last: no more are to come for this transfer.
     """
 
@@ -44,7 +45,11 @@ class StartWrite:
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """READ the peer's blocks into ours; `ReadsDone` or `ReadsFailed` follows."""
+    """READ the peer's blocks into ours; `ReadsDone` or `ReadsFailed` follows.
+
+    Attributes:
+        local_blocks, remote_blocks: `kvberth.layout.units_of` the two block tables.
+    """
 
     key: TransferKey
     peer: PeerName

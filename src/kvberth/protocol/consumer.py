@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvberth.layout import block_range, num_blocks_for, units_of
 from kvberth.protocol.actions import Action, EndRecord, ReportReceived, SendMessage, StartRead, StopPosting
 from kvberth.protocol.consumer_states import CONSUMER_TABLE, ConsumerState
 from kvberth.protocol.deadlines import Deadlines
@@ -97,9 +98,14 @@ class Consumer:
     A transfer is forgotten as soon as it has ended: what arrives for it later is stale by definition, and ignored. Only
     its name is remembered, for longer than the producer knows how it ended: messages tell requests apart by nothing
     else, and a second one of the same name must not be given the end, or the bytes, of the first.
+
+    Args:
+        block_size: tokens per block.
+        timing: deadlines.
     """
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, block_size: int, timing: Timing) -> None:
+        self._block_size = block_size
         self._timing = timing
         self._transfers: dict[TransferKey, _Transfer] = {}
         self._deadlines = Deadlines()
@@ -228,6 +234,7 @@ class Consumer:
             first_token=request.first_token,
             num_tokens=request.num_tokens,
             prompt_digest=request.prompt_digest,
+            block_size=self._block_size,
             blocks=request.blocks if request.mode is TransferMode.PUSH else (),
         )
         transfer.actions.append(SendMessage(event.peer, register))
@@ -253,14 +260,20 @@ class Consumer:
         request = transfer.request
         assert request is not None
         assert transfer.peer is not None
-        if len(event.blocks) != len(request.blocks):
-            detail = f"the prefill worker offers {len(event.blocks)} blocks, {len(request.blocks)} are needed"
+        unit = min(self._block_size, event.block_size)
+        needed = num_blocks_for(request.num_tokens, event.block_size) - request.first_token // event.block_size
+        if len(event.blocks) != needed:
+            detail = f"the prefill worker offers {len(event.blocks)} blocks of {event.block_size}, {needed} are needed"
             self._cancel(transfer, End.FAILED, Reason.INVALID_BLOCKS, detail)
             return
+        start, stop = block_range(request.first_token, request.num_tokens, unit)
+        skipped = request.first_token % event.block_size // unit
+        local = units_of(request.blocks, self._block_size // unit, 0, stop - start)
+        remote = units_of(event.blocks, event.block_size // unit, skipped, skipped + stop - start)
         transfer.state = _S.READING
         transfer.moving_at = now
         transfer.tell_prefill(event.times, now)
-        transfer.actions.append(StartRead(transfer.key, transfer.peer, request.blocks, event.blocks))
+        transfer.actions.append(StartRead(transfer.key, transfer.peer, local, remote))
 
     def _on_ended(self, transfer: _Transfer, event: Ended, now: float) -> None:
         """The producer's end is ours too, unless we had given up before."""

@@ -108,6 +108,7 @@ class Register(msgspec.Struct, frozen=True, tag="register", kw_only=True):
         first_token: the first token that the consumer lacks; a whole number of blocks.
         num_tokens: tokens in the prompt.
         prompt_digest: of the prompt's token ids; the producer refuses another prompt's KV.
+        block_size: the consumer's, in tokens.
         blocks: the consumer's block ids for tokens from `first_token` on. In pull they are empty.
     """
 
@@ -117,6 +118,7 @@ class Register(msgspec.Struct, frozen=True, tag="register", kw_only=True):
     first_token: int
     num_tokens: int
     prompt_digest: bytes
+    block_size: int
     blocks: tuple[int, ...] = ()
 
 
@@ -135,11 +137,15 @@ class Writing(msgspec.Struct, frozen=True, tag="writing"):
 
 
 class Located(msgspec.Struct, frozen=True, tag="located"):
-    """Producer to consumer, in pull: READ these blocks of mine, the first being that of `first_token`."""
+    """Producer to consumer, in pull: READ these blocks of mine, the first being that of `first_token`.
+
+    `block_size` is the producer's, in tokens.
+    """
 
     key: TransferKey
     attempt: int
     blocks: tuple[int, ...]
+    block_size: int
     times: PrefillTimes | None = None
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from kvberth.layout import block_range
+from kvberth.layout import block_range, num_blocks_for, units_of
 from kvberth.protocol.actions import (
     Action,
     EndRecord,
@@ -85,7 +85,8 @@ class _Transfer:
 
     Attributes:
         ready: blocks whose KV is in memory, from the prompt's first on; all of them when `is_complete`.
-        num_written: how many of the registration's blocks have been given to the transport.
+        num_written: how many of the registration's blocks have been given to the transport, in units of the smaller of
+            the two engines' blocks.
         after: what comes after DRAINING.
         pending: the registration that takes over when nothing of the current one is in flight.
         unbound: how the last binding ended, and so the transfer if no other follows.
@@ -552,7 +553,7 @@ class Producer:
             detail = f"prefill worker's prompt has {transfer.num_tokens} tokens, decode worker's {message.num_tokens}"
             return Reason.PROMPT_DIFFERS, detail
         try:
-            start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
+            start, stop = block_range(message.first_token, message.num_tokens, message.block_size)
         except ValueError as error:
             return Reason.INVALID_BLOCKS, str(error)
         if message.mode is TransferMode.PUSH and len(message.blocks) != stop - start:
@@ -582,23 +583,26 @@ class Producer:
         message, peer = transfer.registration, transfer.peer
         assert message is not None
         assert peer is not None
-        start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
-        if start == stop:
+        if message.first_token == message.num_tokens:
             self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
         elif message.mode is TransferMode.PUSH:
-            self._write(transfer, message, peer, start, stop, now)
+            self._write(transfer, message, peer, now)
         elif transfer.is_complete:
             transfer.state = _S.READING
             transfer.actions.append(self._located(transfer, now))
 
-    def _write(self, transfer: _Transfer, message: Register, peer: PeerName, start: int, stop: int, now: float) -> None:
+    def _write(self, transfer: _Transfer, message: Register, peer: PeerName, now: float) -> None:
         """Give the transport what is ready and not yet written."""
-        begin, end = start + transfer.num_written, min(len(transfer.ready), stop)
+        unit = min(self._block_size, message.block_size)
+        ours, theirs = self._block_size // unit, message.block_size // unit
+        start, stop = block_range(message.first_token, message.num_tokens, unit)
+        begin, end = start + transfer.num_written, min(len(transfer.ready) * ours, stop)
         if end <= begin and not transfer.is_complete:
             return
         if transfer.state is _S.MATCHED:
             transfer.actions.append(SendMessage(peer, Writing(transfer.key, message.attempt)))
-        local, remote = tuple(transfer.ready[begin:end]), message.blocks[begin - start : end - start]
+        local = units_of(transfer.ready, ours, begin, end)
+        remote = units_of(message.blocks, theirs, begin - start, end - start)
         transfer.actions.append(StartWrite(transfer.key, peer, local, remote, transfer.is_complete))
         if local:
             transfer.writes.append((now, len(local)))
@@ -609,9 +613,10 @@ class Producer:
         message = transfer.registration
         assert message is not None
         assert transfer.peer is not None
-        start, stop = block_range(message.first_token, message.num_tokens, self._block_size)
-        blocks = tuple(transfer.ready[start:stop])
-        return SendMessage(transfer.peer, Located(transfer.key, message.attempt, blocks, transfer.times_at(now)))
+        first = message.first_token // self._block_size
+        blocks = tuple(transfer.ready[first : num_blocks_for(message.num_tokens, self._block_size)])
+        located = Located(transfer.key, message.attempt, blocks, self._block_size, transfer.times_at(now))
+        return SendMessage(transfer.peer, located)
 
     def _finish(
         self,

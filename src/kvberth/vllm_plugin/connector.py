@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvberth.protocol import PROTOCOL_VERSION
-from kvberth.vllm_plugin.fingerprint import facts_of
+from kvberth.vllm_plugin.fingerprint import attention_backends, facts_of
 from kvberth.vllm_plugin.meta import SchedulerMeta, WorkerMeta
 from kvberth.vllm_plugin.metrics import LEASED_BLOCKS, KVBerthPromMetrics, KVBerthStats, stats_of
 from kvberth.vllm_plugin.scheduler_side import SchedulerSide
@@ -88,7 +88,7 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Register the memory and start the mover."""
-        self._worker_side.register(kv_caches)
+        self._worker_side.register(kv_caches, attention_backends(self._vllm_config))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """A step begins. `start_load_kv` would be later: vLLM calls it after the forward pass, which can be long."""

@@ -6,8 +6,9 @@ from pathlib import PurePath
 from typing import Any, TypedDict
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
-__all__ = ["EngineFacts", "facts_of"]
+__all__ = ["EngineFacts", "attention_backends", "facts_of"]
 
 _NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
 
@@ -40,6 +41,11 @@ def facts_of(vllm_config: VllmConfig) -> EngineFacts:
         layout=layout.name,
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
     )
+
+
+def attention_backends(vllm_config: VllmConfig) -> set[str]:
+    """vLLM's names of those that use the KV cache; known in a worker, once the model is loaded."""
+    return {backend.get_name() for backend in get_current_attn_backends(vllm_config)}
 
 
 def _digest(config: dict[str, Any]) -> str:

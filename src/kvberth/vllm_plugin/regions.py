@@ -1,13 +1,13 @@
 """From vLLM's KV cache tensors to regions."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
-from kvberth.layout import Region, merge_adjacent
+from kvberth.layout import Region, Tokens, merge_adjacent
 
-__all__ = ["UnsupportedCacheError", "regions_of"]
+__all__ = ["UnsupportedCacheError", "regions_of", "tokens_of"]
 
 
 class UnsupportedCacheError(ValueError):
@@ -50,6 +50,42 @@ def regions_of(kv_caches: Mapping[str, torch.Tensor], num_blocks: int) -> tuple[
             )
         )
     return merge_adjacent(regions)
+
+
+_TOKENS_WHERE_STRIDES_SAY = {"EMULATED", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"}
+"""Attention backends that keep each token where the tensor's strides say. The CPU's does not: its kernel packs the keys
+of a block's tokens together. Of one that is not named here nothing is believed."""
+
+
+def tokens_of(
+    kv_caches: Mapping[str, torch.Tensor], num_blocks: int, block_size: int, backends: Collection[str]
+) -> Tokens | None:
+    """How the tokens of each layer lie within a block; None if that differs or cannot be told.
+
+    Args:
+        kv_caches: a tensor per layer; where it has vLLM's four dimensions (kernel blocks, heads, tokens, content), the
+            strides tell.
+        num_blocks: the engine's blocks.
+        block_size: tokens per block of the engine.
+        backends: vLLM's names of the attention backends that use the memory.
+    """
+    if not _TOKENS_WHERE_STRIDES_SAY.issuperset(backends):
+        return None
+    found = {_tokens_of(tensor, num_blocks, block_size) for tensor in kv_caches.values()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _tokens_of(tensor: torch.Tensor, num_blocks: int, block_size: int) -> Tokens | None:
+    if tensor.dim() != 4 or tensor.shape[2] * (tensor.shape[0] // num_blocks) != block_size:
+        return None
+    _, heads, page_size, content = tensor.shape
+    _, head_stride, token_stride, content_stride = tensor.stride()
+    item = tensor.element_size()
+    if content_stride == 1 and token_stride == content and head_stride == page_size * content:
+        return Tokens(page_size, heads, content * item)
+    if content_stride == 1 and head_stride == content and token_stride == heads * content:
+        return Tokens(page_size, 1, heads * content * item)
+    return None
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

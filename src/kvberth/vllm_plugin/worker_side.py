@@ -5,7 +5,7 @@ All methods are called by the worker's own thread between and around forward pas
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from kvberth.vllm_plugin.fence import make_fence
 from kvberth.vllm_plugin.fingerprint import EngineFacts
 from kvberth.vllm_plugin.meta import TransferOutcome
 from kvberth.vllm_plugin.metrics import HEARTBEATS_MISSED, MOVER_QUEUE, KVBerthStats, stats_of
-from kvberth.vllm_plugin.regions import regions_of
+from kvberth.vllm_plugin.regions import regions_of, tokens_of
 from kvberth.vllm_plugin.settings import ConnectorSettings
 
 __all__ = ["WorkerSide"]
@@ -66,8 +66,12 @@ class WorkerSide:
         self._heartbeats_missed = 0
         self._queue = self._told_queue = 0
 
-    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+    def register(self, kv_caches: Mapping[str, torch.Tensor], backends: Collection[str]) -> None:
         """Register the KV cache and start the mover.
+
+        Args:
+            kv_caches: a tensor per layer.
+            backends: vLLM's names of the attention backends that use them.
 
         Raises:
             UnsupportedCacheError: the cache cannot be addressed.
@@ -81,6 +85,7 @@ class WorkerSide:
             **self._facts,
             num_layers=len(kv_caches),
             block_lengths=tuple(region.block_length for region in regions),
+            tokens=tokens_of(kv_caches, self._num_blocks, self._facts["block_size"], backends),
         )
 
         def make_transport() -> NixlTransport:
