@@ -45,6 +45,12 @@ def up(
         list[str] | None,
         typer.Option(help="One argument for every engine, such as --engine-arg=--max-num-seqs=8. Repeatable."),
     ] = None,
+    prefill_arg: Annotated[
+        list[str] | None, typer.Option(help="One more argument for every prefill worker. Repeatable.")
+    ] = None,
+    decode_arg: Annotated[
+        list[str] | None, typer.Option(help="One more argument for every decode worker. Repeatable.")
+    ] = None,
 ) -> None:
     """Start prefill workers, decode workers and a router on this machine; Ctrl-C stops them all."""
     from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster  # noqa: PLC0415
@@ -71,6 +77,8 @@ def up(
             max_model_len=max_model_len,
             block_size=block_size,
             engine_args=tuple(engine_arg or ()),
+            prefill_args=tuple(prefill_arg or ()),
+            decode_args=tuple(decode_arg or ()),
             run_dir=run_dir,
         )
     except ValueError as error:

@@ -135,7 +135,8 @@ def engine_command(
         command += ["--gpu-memory-utilization", f"{_GPU_MEMORY_SHARE / engines_per_gpu:.2f}"]
     if kind in _ROLES:
         command += ["--kv-transfer-config", json.dumps(_transfer_config(kind, settings, control_port))]
-    return [*command, *settings.engine_args]
+    of_kind = {EngineKind.PREFILL: settings.prefill_args, EngineKind.DECODE: settings.decode_args}
+    return [*command, *settings.engine_args, *of_kind.get(kind, ())]
 
 
 def _emulation(settings: ClusterSettings) -> list[str]:

@@ -37,6 +37,7 @@ class ClusterSettings:
         served_model_name: what clients call the model; None is the model's own name.
         dtype, max_model_len, block_size, prefix_caching: as for vLLM; None leaves vLLM's default.
         engine_args: further arguments for every engine.
+        prefill_args, decode_args: further ones for one kind; where both name an argument, these count.
         run_dir: where logs go; None makes a folder under the system's temporary one.
 
     Raises:
@@ -60,6 +61,8 @@ class ClusterSettings:
     block_size: int | None = None
     prefix_caching: bool | None = None
     engine_args: tuple[str, ...] = ()
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
     run_dir: Path | None = None
 
     @property
