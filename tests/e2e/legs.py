@@ -1,6 +1,7 @@
 """The two legs of a request, sent by hand where a test needs more than the router's choice of moments."""
 
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -31,12 +32,17 @@ class Legs:
         self._prefill = prefill
         self._producer = parse_engine_info(httpx.get(f"{prefill.url}/metrics", timeout=10).text, Role.PREFILL)
         self._threads = ThreadPoolExecutor(32)
+        self._prefix = uuid.uuid4().hex[:8]  # a decode worker remembers names for two minutes
 
     def __enter__(self) -> "Legs":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._threads.shutdown()
+
+    def transfer_id(self, name: str) -> str:
+        """The name that both legs are told."""
+        return f"{self._prefix}-{name}"
 
     def ask(
         self,
@@ -59,16 +65,16 @@ class Legs:
         """`ask`, in the background."""
         return self._threads.submit(self.ask, *arguments, **named)
 
-    def prefill(self, prompt: Sequence[int], transfer_id: str, **more: Any) -> "Future[dict[str, Any]]":
+    def prefill(self, prompt: Sequence[int], name: str, **more: Any) -> "Future[dict[str, Any]]":
         """P's leg."""
-        params = {"do_remote_decode": True, "transfer_id": transfer_id, **more}
+        params = {"do_remote_decode": True, "transfer_id": self.transfer_id(name), **more}
         return self.start(self._prefill, prompt, params, max_tokens=1)
 
     def decode(
         self,
         engine: EngineProcess,
         prompt: Sequence[int],
-        transfer_id: str,
+        name: str,
         *,
         max_tokens: int = 16,
         **more: Any,
@@ -76,7 +82,7 @@ class Legs:
         """D's leg, as a router sends it that does not wait for P."""
         params = {
             "do_remote_prefill": True,
-            "transfer_id": transfer_id,
+            "transfer_id": self.transfer_id(name),
             "remote_engine_id": self._producer.engine_id,
             "remote_host": self._producer.control_host,
             "remote_port": self._producer.control_port,
@@ -86,8 +92,8 @@ class Legs:
         return self.start(engine, prompt, params, max_tokens=max_tokens)
 
     def in_turn(
-        self, engine: EngineProcess, prompt: Sequence[int], transfer_id: str, max_tokens: int = 16, **more: Any
+        self, engine: EngineProcess, prompt: Sequence[int], name: str, max_tokens: int = 16, **more: Any
     ) -> dict[str, Any]:
         """A router that passes on to D what P has answered."""
-        params = self.prefill(prompt, transfer_id, **more).result()["kv_transfer_params"]
+        params = self.prefill(prompt, name, **more).result()["kv_transfer_params"]
         return self.ask(engine, prompt, params, max_tokens)

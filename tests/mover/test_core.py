@@ -5,8 +5,8 @@ import logging
 import pytest
 from tests.mover.rig import ADDRESS, PORT, Engine, Rig
 
-from kvberth.protocol import TransferKey, TransferMode, decode, encode
-from kvberth.protocol.messages import Heartbeat, HelloNeeded, Incompatible, Register
+from kvberth.protocol import Reason, TransferKey, TransferMode, decode, encode
+from kvberth.protocol.messages import Cancel, Heartbeat, HelloNeeded, Incompatible, Register
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
@@ -400,6 +400,34 @@ def test_stranger_must_say_hello_first():
         rig.producer.core.frame_from_client(b"stranger", encode(message), rig.now)
     answers = [(route, decode(frame)) for route, frame in rig.producer.wire.to_clients]
     assert answers == [(b"stranger", HelloNeeded()), (b"stranger", HelloNeeded())]
+
+
+@pytest.mark.parametrize("is_computed", [True, False])
+def test_router_whose_client_has_left_frees_the_producer(is_computed):
+    """No decode worker was told of the transfer: the router, which says no hello, lets P know."""
+    rig = Rig()
+    rig.announce()
+    if is_computed:
+        rig.finish()
+    frame = encode(Cancel(rig.key, 0, Reason.CONSUMER_GONE))
+    rig.producer.core.frame_from_client(b"route-R", frame, rig.now)
+    if not is_computed:
+        rig.finish()
+    rig.pass_time(rig.producer.timing.rebind_seconds)
+    assert rig.released() == {"p-1"}
+    assert rig.producer.wire.to_clients == []
+
+
+def test_router_cannot_end_what_a_decode_worker_waits_for():
+    """It has registered; only its own word counts."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    frame = encode(Cancel(rig.key, 0, Reason.CONSUMER_GONE))
+    rig.producer.core.frame_from_client(b"route-R", frame, rig.now)
+    rig.finish()
+    assert rig.settle().received() == [("d-1", True, "none")]
 
 
 def test_rubbish_is_dropped_and_logged(caplog):

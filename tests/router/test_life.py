@@ -65,7 +65,7 @@ def life(mode=Mode.PUSH, prefill=(P1, P2), decode=(D1, D2), obstacle=None, consu
 
 
 def start_p(engine, transfer, mode=Mode.PUSH, consumers=1):
-    return StartPrefill(engine, prefill_params(transfer, num_consumers=consumers, mode=mode))
+    return StartPrefill(engine, transfer, prefill_params(transfer, num_consumers=consumers, mode=mode))
 
 
 def start_d(engine, transfer, producer, consumers=1):

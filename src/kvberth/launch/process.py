@@ -43,6 +43,8 @@ class ManagedProcess:
 
     def start(self) -> None:
         """Start it; returns at once."""
+        if self._guard is not None and self._guard.stdin is not None:  # it has been started before, and has ended
+            self._guard.stdin.close()
         guard = [sys.executable, "-m", "kvberth.launch.guard", *self._command]
         with self.log.open("ab") as log:
             self._guard = subprocess.Popen(

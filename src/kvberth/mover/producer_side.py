@@ -54,6 +54,8 @@ __all__ = ["ProducerSide"]
 
 _log = logging.getLogger(__name__)
 
+_ROUTER = PeerName("router")
+
 _PROBE_SECONDS = 0.2
 """How long consumers are probed after a connection broke: ZeroMQ tells of it shortly before it forgets the route."""
 
@@ -117,6 +119,10 @@ class ProducerSide:
             self._greet(route, message.card, now)
             return
         peer = self._peer_of_route.get(route)
+        if peer is None and isinstance(message, Cancel):
+            # A router, whose client has left before any decode worker was told. It waits for no answer.
+            self.tell(message.key, CancelReceived(_ROUTER, message.attempt, message.reason), now)
+            return
         if peer is None:
             self._wire.send_to_client(route, encode(HelloNeeded()))
             return

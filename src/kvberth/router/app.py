@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import uvicorn
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvberth.router.config import RouterConfig
+from kvberth.router.control import Control
 from kvberth.router.engines import Fleet
 from kvberth.router.errors import RouterError, error_body
 from kvberth.router.exchange import Load, Service
@@ -39,12 +40,13 @@ def create_app(config: RouterConfig) -> Starlette:
         fleet = Fleet(config.prefill, config.decode)
         load = Load()
         metrics = Metrics(fleet.engines, lambda: load.in_flight)
-        async with (
-            open_session(config.connect_timeout_seconds) as session,
-            watched(session, fleet.engines, config.health_interval_seconds),
-        ):
-            app.state.service = Service(config, fleet, metrics, session, load)
-            yield
+        with closing(Control()) as control:
+            async with (
+                open_session(config.connect_timeout_seconds) as session,
+                watched(session, fleet.engines, config.health_interval_seconds),
+            ):
+                app.state.service = Service(config, fleet, metrics, session, control, load)
+                yield
 
     def get_service() -> Service:
         service: Service = app.state.service

@@ -11,7 +11,8 @@ import aiohttp
 
 from kvberth.router.answer import Answer, Header, Streamed
 from kvberth.router.config import Mode, RouterConfig
-from kvberth.router.engines import Engine, Fleet
+from kvberth.router.control import Control
+from kvberth.router.engines import Engine, EngineInfo, Fleet
 from kvberth.router.legs import abandon, run_decode_leg, run_prefill_leg
 from kvberth.router.life import (
     AbortDecode,
@@ -52,6 +53,7 @@ class Service:
     fleet: Fleet
     metrics: Metrics
     session: aiohttp.ClientSession
+    control: Control
     load: Load
 
 
@@ -73,6 +75,7 @@ class Exchange:
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
         self._decode_engine: Engine | None = None
         self._delivered: Answer | None = None
+        self._transfer: tuple[EngineInfo, str] | None = None
 
     async def settle(self) -> Answer:
         """Run the legs until it is clear what the client gets. Raises `RouterError` if that is an error of ours."""
@@ -80,7 +83,9 @@ class Exchange:
         while True:
             for action in actions:
                 match action:
-                    case StartPrefill(engine, transfer_params):
+                    case StartPrefill(engine, transfer_id, transfer_params):
+                        self._abandon_transfer()
+                        self._transfer = (engine.info, transfer_id) if engine.info is not None else None
                         self._start_prefill(engine, transfer_params)
                     case StartDecode(engine, transfer_params):
                         self._start_decode(engine, transfer_params)
@@ -99,7 +104,9 @@ class Exchange:
             actions = self.life.handle(await self._next_event())
 
     async def close(self) -> None:
-        """Abort whatever is still on its way."""
+        """Abort whatever is still on its way, and let P know that nobody will come for its blocks."""
+        if self._delivered is None:
+            self._abandon_transfer()
         if isinstance(self._delivered, Streamed):
             self._delivered.rest.close()
         await self._end_decode()
@@ -160,6 +167,12 @@ class Exchange:
                 first_token_timeout_seconds=config.first_token_timeout_seconds if self._request.is_streamed else None,
             )
         )
+
+    def _abandon_transfer(self) -> None:
+        """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""
+        if self._transfer is not None:
+            self._service.control.abandon(*self._transfer, self._request.num_consumers)
+            self._transfer = None
 
     async def _end_prefill(self) -> None:
         leg, self._prefill = self._prefill, None

@@ -92,6 +92,7 @@ Event = PrefillAnswered | PrefillRejected | PrefillFailed | DecodeAnswered | Dec
 @dataclass(frozen=True, slots=True)
 class StartPrefill:
     engine: Engine
+    transfer_id: str
     transfer_params: bytes
 
 
@@ -201,11 +202,11 @@ class Life:
         if self._mode is Mode.PULL:
             # D is chosen when P is done, on load that is fresh then; that one is there at all was asked above.
             self.state = State.PREFILLING
-            return [StartPrefill(prefill, to_prefill)]
+            return [StartPrefill(prefill, transfer_id, to_prefill)]
         self.state = State.BOTH
         self._decode = decode
         to_decode = decode_params(transfer_id, num_consumers=self._num_consumers, producer=prefill.info)
-        return [StartPrefill(prefill, to_prefill), StartDecode(decode, to_decode)]
+        return [StartPrefill(prefill, transfer_id, to_prefill), StartDecode(decode, to_decode)]
 
     def _start_undivided(self, decode: Engine) -> list[Action]:
         self.state = State.DECODING

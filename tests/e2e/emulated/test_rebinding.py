@@ -27,6 +27,6 @@ def test_the_second_decode_worker_gets_it_all(pool):
             assert leg.result()["choices"][0]["text"] == expected
     assert told(bound.result())["ok"]
     assert told(superseded.result())["reason"] == "newer_attempt"
-    assert prefilled.result()["kv_transfer_params"]["transfer_id"] == "twice"
+    assert prefilled.result()["kv_transfer_params"]["transfer_id"] == legs.transfer_id("twice")
     assert counter(cluster, "verified_tokens") - verified == len(PROMPT) - 1
     assert counter(cluster, "corruptions") == 0
