@@ -82,11 +82,13 @@ class Policy:
     Attributes:
         every_frees: after so many requests have given their blocks back; 0 for never.
         before_blocks: before a request that needs at least so many is admitted; 0 for never.
+        limit: sort the first so many only, which are the ones that are used next; 0 for all.
     """
 
     name: str
     every_frees: int = 0
     before_blocks: int = 0
+    limit: int = 0
 
 
 POLICIES = (
@@ -94,6 +96,7 @@ POLICIES = (
     Policy("sorted every 64 frees", every_frees=64),
     Policy("sorted every 8 frees", every_frees=8),
     Policy("sorted before requests of 512 blocks", before_blocks=512),
+    Policy("first 2,048 sorted before each request", before_blocks=1, limit=2048),
     Policy("sorted before each request", before_blocks=1),
 )
 
@@ -155,18 +158,20 @@ def pool_size(prompts: Sequence[Prompt], use: float, rate: float) -> int:
     return round(rate * seconds * mean_blocks / use)
 
 
-def sort_unhashed(pool: Any) -> int:
+def sort_unhashed(pool: Any, limit: int = 0) -> int:
     """Put the free blocks without a hash, which lie at the head of the free list, in order of their ids.
 
+    Args:
+        limit: leave those after the first so many as they are; 0 for none.
+
     Returns:
-        How many they are.
+        How many were sorted.
     """
     queue = pool.free_block_queue
+    count = min(limit, queue.num_free_blocks) if limit else queue.num_free_blocks
     if pool.enable_caching:
-        unhashed = itertools.takewhile(lambda block: block.block_hash is None, queue.iter_blocks_after(None))
-        count = sum(1 for _ in unhashed)
-    else:
-        count = queue.num_free_blocks
+        first = itertools.islice(queue.iter_blocks_after(None), count)
+        count = sum(1 for _ in itertools.takewhile(lambda block: block.block_hash is None, first))
     blocks = queue.popleft_n(count)
     blocks.sort(key=_block_id)
     queue.prepend_n(blocks)
@@ -253,7 +258,7 @@ class Worker:
 
     def _sort(self) -> None:
         began = time.perf_counter()
-        count = sort_unhashed(self._pool)
+        count = sort_unhashed(self._pool, self._policy.limit)
         self.outcome.sort_seconds.append(time.perf_counter() - began)
         self.outcome.sorted_blocks.append(count)
 
