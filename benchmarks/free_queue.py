@@ -321,14 +321,14 @@ def main() -> None:
     parser.add_argument("--uses", nargs="+", type=float, default=[0.5, 0.7, 0.9], help="shares of the pool in use")
     parser.add_argument("--rate", type=float, default=RATE, help="requests per second; the pools grow with it")
     parser.add_argument("--tokens", nargs=2, type=int, default=PROMPT_TOKENS, help="shortest and longest prompt")
-    parser.add_argument("--prompts", type=int, default=1500, help="per case; the first half warms up")
+    parser.add_argument("--prompts", type=int, default=4000, help="per case; the last quarter is measured")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.out and arguments.out.exists():
         raise SystemExit(f"{arguments.out} is there already")
     cases = []
     for caching, use in itertools.product((False, True), arguments.uses):
-        for policy in POLICIES:
+        for policy in (POLICIES[0], POLICIES[-1]) if caching else POLICIES:
             pair = simulate(
                 use=use,
                 caching=caching,
@@ -338,7 +338,7 @@ def main() -> None:
                 rate=arguments.rate,
                 lengths=tuple(arguments.tokens),
             )
-            cases.append(describe(pair, policy, caching, use, arguments.prompts // 2))
+            cases.append(describe(pair, policy, caching, use, arguments.prompts * 3 // 4))
     show(cases)
     if arguments.out:
         settings = {key: value for key, value in vars(arguments).items() if key != "out"}

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-from benchmarks import free_queue, mover_load, mover_posting
 from benchmarks.mover_load import Load, Setup, Window, WindowResult
 from benchmarks.mover_memory import Layout
 from benchmarks.mover_posting import Blocks, Order, Poster
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import free_queue, mover_load, mover_posting
 from kvberth.bench.machine import machine, versions
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -65,14 +65,13 @@ def main() -> None:
         raise SystemExit(f"{arguments.out} is there already")
     console = Console(width=max(170, Console().width))
     began, before = time.monotonic(), _busy_seconds()
-    steady, num_blocks = steady_blocks(arguments, free_queue.POLICIES[0])
-    tidy, _ = steady_blocks(arguments, free_queue.POLICIES[-1])
+    simulated, num_blocks = steady_blocks(arguments)
     record = {
         "settings": {key: value for key, value in vars(arguments).items() if key != "out"} | {"pool": num_blocks},
         "machine": machine(),
         "versions": versions() | {name: version(name) for name in ("nixl", "pyzmq")},
-        "posting": measure_posting(arguments, {Order.STEADY: steady, Order.SORTED: tidy}, num_blocks),
-        "steps": measure_steps(arguments, steady, num_blocks),
+        "posting": measure_posting(arguments, simulated, num_blocks),
+        "steps": measure_steps(arguments, simulated[Order.EQUAL], num_blocks),
     }
     record["others_share"] = (_busy_seconds() - before) / (time.monotonic() - began) / (os.cpu_count() or 1)
     show_posting(console, record["posting"])
@@ -83,23 +82,29 @@ def main() -> None:
         arguments.out.write_text(json.dumps(record))
 
 
-def steady_blocks(arguments: argparse.Namespace, policy: free_queue.Policy) -> tuple[list[Blocks], int]:
-    """Pairs of blocks of long prompts on two engines that have been serving for a while, and how many blocks each has.
+def steady_blocks(arguments: argparse.Namespace) -> tuple[dict[Order, list[Blocks]], int]:
+    """Pairs of blocks of long prompts on two engines that have been serving for a while, and how many blocks there are.
 
     Prefix caching is off, as in the published comparison, and the free lists are vLLM's own.
     """
-    pair = free_queue.simulate(
-        use=arguments.use,
-        caching=False,
-        policy=policy,
-        seed=arguments.seed,
-        prompts=3000,
-    )
     wanted = arguments.blocks
-    long = [(ours[:wanted], theirs[:wanted]) for ours, theirs in pair.transfers(1500) if len(ours) >= wanted]
-    if not long:
-        raise SystemExit(f"no prompt of the simulated traffic has {wanted} blocks")
-    return long, 1 + free_queue.pool_size(pair.prompts, arguments.use, free_queue.RATE)
+    as_vllm_does, before_each = free_queue.POLICIES[0], free_queue.POLICIES[-1]
+    longest = (free_queue.PROMPT_TOKENS[1],) * 2
+    simulated, highest = {}, 0
+    for order, policy, lengths, prompts in (
+        (Order.EQUAL, as_vllm_does, longest, 1500),
+        (Order.MIXED, as_vllm_does, free_queue.PROMPT_TOKENS, 5000),
+        (Order.SORTED, before_each, free_queue.PROMPT_TOKENS, 1500),
+    ):
+        pair = free_queue.simulate(
+            use=arguments.use, caching=False, policy=policy, seed=arguments.seed, prompts=prompts, lengths=lengths
+        )
+        long = [each for each in pair.transfers(prompts - 500) if len(each[0]) >= wanted]
+        if not long:
+            raise SystemExit(f"no prompt of the simulated traffic has {wanted} blocks")
+        simulated[order] = [(ours[:wanted], theirs[:wanted]) for ours, theirs in long]
+        highest = max(highest, *(max(blocks) for each in simulated[order] for blocks in each))
+    return simulated, max(highest + 1, 2 * wanted)
 
 
 # Posting.
@@ -111,13 +116,14 @@ def measure_posting(
     """A record per transfer. The first round is checked for its bytes, and not counted."""
     shapes = [(layout, arguments.layers, num_blocks, size) for size in arguments.page_bytes for layout in Layout]
     source = random.Random(arguments.seed)  # noqa: S311 - no secret
+    typical = {order: nearest_the_median(pairs, arguments.repeat + 1) for order, pairs in simulated.items()}
     records = []
     with _child(mover_posting.serve_target, shapes) as pipe:
         rig = mover_posting.Rig(pipe, shapes)
         for repetition in range(arguments.repeat + 1):
             turns = mover_posting.cases(arguments.page_bytes)
             source.shuffle(turns)
-            orders = {order: _blocks(order, arguments.blocks, num_blocks, simulated, repetition) for order in Order}
+            orders = {order: _blocks(order, arguments.blocks, num_blocks, typical, repetition) for order in Order}
             for case in turns:
                 pairs = orders[case.order]
                 sample = rig.measure(case, pairs)
@@ -127,6 +133,13 @@ def measure_posting(
                 records.append(asdict(case) | asdict(sample) | {"repetition": repetition})
         rig.close()
     return records
+
+
+def nearest_the_median(pairs: Sequence[Blocks], count: int) -> list[Blocks]:
+    """Those transfers whose number of runs is the most ordinary: with prompts of one length they differ a lot."""
+    ranked = sorted(pairs, key=lambda each: free_queue.runs_of(*each))
+    first = max(0, (len(ranked) - count) // 2)
+    return ranked[first : first + count]
 
 
 def _blocks(

@@ -34,11 +34,12 @@ Blocks = tuple[Sequence[int], Sequence[int]]
 
 
 class Order(StrEnum):
-    """How the blocks of a transfer lie."""
+    """How the blocks of a transfer lie: all in a row, as engines hand them out after a while, or at random."""
 
     CONTIGUOUS = "contiguous"
-    STEADY = "steady state"
-    SORTED = "steady state, free lists sorted"
+    EQUAL = "steady, one length"
+    MIXED = "steady, mixed lengths"
+    SORTED = "the same, free lists sorted"
     FRAGMENTED = "fragmented"
 
 

@@ -27,8 +27,8 @@ def posting_record(poster: Poster, order: Order, plan_ms: float, post_ms: float,
 def test_ratios_are_to_the_naive_connector_on_the_same_blocks():
     """Medians over the repetitions, of the sum of planning and posting."""
     records = [
-        *(posting_record(Poster.NAIVE, Order.STEADY, 1.0, post, 1000) for post in (99.0, 79.0, 500.0)),
-        *(posting_record(Poster.FLIGHTS, Order.STEADY, 2.0, post, 100) for post in (8.0, 3.0, 90.0)),
+        *(posting_record(Poster.NAIVE, Order.EQUAL, 1.0, post, 1000) for post in (99.0, 79.0, 500.0)),
+        *(posting_record(Poster.FLIGHTS, Order.EQUAL, 2.0, post, 100) for post in (8.0, 3.0, 90.0)),
         posting_record(Poster.NAIVE, Order.FRAGMENTED, 1.0, 1.0, 1000),
     ]
     rows = posting_rows(records)
