@@ -306,8 +306,8 @@ def simulate(
 
 
 def runs_of(prefill_blocks: Sequence[int], decode_blocks: Sequence[int]) -> int:
-    """Runs of a transfer, in one region."""
-    return len(plan_runs([_PAGE], [_PAGE], prefill_blocks, decode_blocks))
+    """Pieces of a transfer in which blocks are neighbours on both sides."""
+    return plan_runs([_PAGE], [_PAGE], prefill_blocks, decode_blocks).num_runs
 
 
 def runs_per_thousand(pair: Pair, warm_up: int) -> list[float]:

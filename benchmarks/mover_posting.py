@@ -164,7 +164,7 @@ class Rig:
         (landing,) = landings
         if landing.error:
             raise RuntimeError(landing.error)
-        post_seconds = self._flights.take_post_seconds(key) - plan_seconds
+        post_seconds = self._flights.take_effort(key).post_seconds - plan_seconds
         return Sample(landing.num_descriptors, 1e3 * plan_seconds, 1e3 * post_seconds, 1e3 * landed, 1e3 * cpu)
 
     def check(self, case: Case, pairs: Blocks) -> None:
