@@ -1,4 +1,4 @@
-"""What the mover costs: `python -m benchmarks.mover [--out FILE]`, six minutes, on a machine that is otherwise quiet.
+"""What the mover costs: `python -m benchmarks.mover [--out FILE]`, eight minutes, on a machine that is otherwise quiet.
 
 Three things, between real processes over NIXL's shared memory, each a median of repetitions whose cases take turns:
 planning and posting one transfer, beside a connector with a descriptor per layer and block; what the mover's thread
