@@ -305,6 +305,13 @@ def simulate(
     return Pair(traffic, *outcomes)
 
 
+def vllm_version() -> str:
+    """Of the vLLM whose free list this is."""
+    from vllm import __version__  # noqa: PLC0415 - takes seconds to import
+
+    return str(__version__)
+
+
 def runs_of(prefill_blocks: Sequence[int], decode_blocks: Sequence[int]) -> int:
     """Pieces of a transfer in which blocks are neighbours on both sides."""
     return plan_runs([_PAGE], [_PAGE], prefill_blocks, decode_blocks).num_runs
@@ -342,7 +349,12 @@ def main() -> None:
     show(cases)
     if arguments.out:
         settings = {key: value for key, value in vars(arguments).items() if key != "out"}
-        record = {"settings": settings, "machine": machine(), "versions": versions(), "cases": cases}
+        record = {
+            "settings": settings,
+            "machine": machine(),
+            "versions": versions() | {"vllm": vllm_version()},
+            "cases": cases,
+        }
         arguments.out.write_text(json.dumps(record, indent=1))
 
 

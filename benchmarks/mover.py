@@ -69,7 +69,9 @@ def main() -> None:
     record = {
         "settings": {key: value for key, value in vars(arguments).items() if key != "out"} | {"pool": num_blocks},
         "machine": machine(),
-        "versions": versions() | {name: version(name) for name in ("nixl", "pyzmq")},
+        "versions": versions()
+        | {name: version(name) for name in ("nixl", "pyzmq")}
+        | {"vllm": free_queue.vllm_version()},
         "posting": measure_posting(arguments, simulated, num_blocks),
         "steps": measure_steps(arguments, simulated[Order.EQUAL], num_blocks),
     }
