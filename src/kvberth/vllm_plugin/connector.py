@@ -29,6 +29,7 @@ from kvberth.vllm_plugin.worker_side import WorkerSide
 if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
@@ -143,6 +144,10 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.stop()
 
     # Scheduler's half.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """vLLM's own blocks."""
+        self._scheduler_side.has_pool(gpu_block_pool)
 
     def on_new_request(self, request: "Request") -> None:
         """A request has entered the engine."""

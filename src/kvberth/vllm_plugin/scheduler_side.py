@@ -9,7 +9,7 @@ until it is reported.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -37,9 +37,13 @@ from kvberth.protocol.events import (
     RequestWaiting,
 )
 from kvberth.protocol.ids import RequestId
+from kvberth.vllm_plugin.free_blocks import FreeBlocks
 from kvberth.vllm_plugin.meta import TransferOutcome
 from kvberth.vllm_plugin.params import ParamsError, TransferParams, prompt_digest
 from kvberth.vllm_plugin.settings import ConnectorSettings
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
 
 __all__ = ["SchedulerSide"]
 
@@ -108,8 +112,14 @@ class SchedulerSide:
         self._live_keys: set[TransferKey] = set()
         self._reported: dict[str, TransferOutcome] = {}
         self._outcomes: dict[str, TransferOutcome] = {}
+        self._free_blocks: FreeBlocks | None = None
         self._leased: dict[str, int] = {}
         self._told_leased = 0
+
+    def has_pool(self, pool: "BlockPool") -> None:
+        """The engine's blocks, before the first request."""
+        if self._settings.sort_free_blocks:
+            self._free_blocks = FreeBlocks(pool)
 
     def take_commands(self) -> list[Command]:
         """What has come together since the last step."""
@@ -128,6 +138,8 @@ class SchedulerSide:
 
     def arrived(self, request: Request) -> None:
         """A request has entered the engine."""
+        if self._free_blocks is not None:
+            self._free_blocks.sort()
         params = _params_of(request)
         if params is None or not params.do_remote_decode:
             return
