@@ -3,10 +3,12 @@
 import logging
 
 import pytest
-from tests.mover.rig import ADDRESS, PORT, Engine, Rig
+from tests.mover.rig import ADDRESS, KEY, PORT, Engine, Rig
 
-from kvberth.protocol import TransferKey, TransferMode, decode, encode
-from kvberth.protocol.messages import Heartbeat, HelloNeeded, Incompatible, Register
+from kvberth.mover import DeclineRequest
+from kvberth.protocol import Reason, TransferKey, TransferMode, decode, encode
+from kvberth.protocol.events import RequestDeclined
+from kvberth.protocol.messages import Alive, Heartbeat, HelloNeeded, Incompatible, Register
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
@@ -200,20 +202,86 @@ def test_consumer_restarted_under_the_same_name(mode):
     assert rig.has_bytes()
 
 
-def test_own_stall_gives_up_on_everybody_before_anything_else():
+def test_own_stall_gives_up_on_everybody_before_anything_is_written():
     """A producer that was stopped for 10 s must not write into blocks that its consumer has given away."""
     rig = Rig()
     rig.announce()
     rig.wait(PUSH)
     rig.settle()
     rig.now += 10.0
-    rig.producer.core.begin_turn(rig.now, slept=1.0)
     rig.finish()
     rig.producer.core.turn(rig.now)
     rig.pass_time(2.5)
     assert not rig.has_bytes()
     assert rig.released() == {"p-1"}
     assert [str(each.record.reason) for each in rig.results["P"].reports] == ["peer_lost"]
+
+
+def test_a_registration_that_was_long_on_the_way_is_not_written_to():
+    """D has given up meanwhile: the bytes wait for a sign that it has not."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle(1)
+    late = [frame for _, frame in rig.consumer.wire.to_servers]
+    assert [type(decode(frame)) for frame in late] == [Register, Heartbeat]
+    rig.is_cut = True
+    rig.pass_time(4.0)
+    assert rig.received() == [("d-1", False, "peer_lost")]
+    for frame in late:
+        rig.producer.core.frame_from_client(rig.route, frame, rig.now)
+    rig.pass_time(10.0)
+    assert (rig.consumer.memory == 2).all()
+    assert rig.released() == {"p-1"}
+
+
+def test_the_producer_stops_writing_before_the_consumer_gives_up():
+    """Whatever is lost between them, and however late P's last news of D came."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.pass_time(1.5)
+    (stamp,) = {client.proved_at for client in rig.producer.core._producing._clients.values()}
+    rig.is_cut = True
+    late = encode(Alive(stamp))
+    while not rig.received():
+        rig.producer.core.frame_from_client(rig.route, late, rig.now)
+        rig.pass_time(0.1, step=0.1)
+        may_write = bool(rig.producer.core._producing._clients)
+        assert not (may_write and rig.received())
+    assert rig.received() == [("d-1", False, "peer_lost")]
+
+
+@pytest.mark.parametrize("stamp", [1e9, float("inf"), float("nan"), -1.0])
+def test_a_peer_cannot_answer_what_was_never_asked(stamp):
+    """A stamp of no moment of ours proves nothing."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    rig.is_cut = True
+    rig.now += 2.0
+    rig.producer.core.frame_from_client(rig.route, encode(Alive(stamp)), rig.now)
+    rig.pass_time(1.0)
+    assert [str(each.record.reason) for each in rig.results["P"].reports] == []
+    rig.finish()
+    rig.settle()
+    assert not rig.has_bytes()
+
+
+def test_declined_while_it_is_with_a_producer():
+    """vLLM tells of one request twice: the second word changes nothing, greeted or not."""
+    rig = Rig()
+    decline = DeclineRequest(KEY, "P", PORT, RequestDeclined(0, Reason.CONSUMER_GONE))
+    rig.announce()
+    rig.wait(PUSH)
+    rig.consumer.core.command(decline, rig.now)
+    rig.settle()
+    rig.consumer.core.command(decline, rig.now)
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
 
 
 def test_long_sleep_is_no_stall():
@@ -224,8 +292,6 @@ def test_long_sleep_is_no_stall():
     rig.wait(PULL)
     rig.settle()
     rig.now += 3600
-    rig.producer.core.begin_turn(rig.now, slept=None)
-    rig.consumer.core.begin_turn(rig.now, slept=None)
     rig.announce()
     rig.wait(PUSH)
     rig.settle()

@@ -39,6 +39,7 @@ from kvberth.protocol.events import (
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import (
     Accepted,
+    Alive,
     Ended,
     Heartbeat,
     Hello,
@@ -88,6 +89,8 @@ class ConsumerSide:
     def begin(self, key: TransferKey, address: str, event: ConsumerEvent, now: float) -> None:
         """A request waits for, or declines, the KV of the producer at `address`."""
         self.tell(key, event, now)
+        if not self._machine.awaits_peer(key):  # declined while it is with a producer already
+            return
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = Link(address, opened_at=now, last_heard=now)
@@ -163,8 +166,9 @@ class ConsumerSide:
                 # Until it has welcomed us again, no heartbeat may name what it has yet to be told of.
                 link.state, link.opened_at = LinkState.GREETING, now
                 self._wire.send_to_server(link.address, encode(Hello(self._card)))
-            case Heartbeat():
-                pass
+            case Heartbeat(stamp=stamp):
+                if link.state is LinkState.READY:  # one that may yet be refused is promised nothing
+                    self._wire.send_to_server(link.address, encode(Alive(stamp)))
             case Located(blocks=blocks) if link.card is not None and (error := block_error(blocks, link.card)):
                 self._lose(link, f"it offers blocks that it cannot have: {error}", now)
             case Accepted() | Writing() | Located() | Ended() | Quiesced():
@@ -193,7 +197,8 @@ class ConsumerSide:
                 return
             _log.info("kvberth: prefill worker %s at %s is connected", card.engine_id, link.address)
         link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
-        waiting, link.waiting = link.waiting, []
+        waiting = dict.fromkeys(key for key in link.waiting if self._machine.awaits_peer(key))
+        link.waiting.clear()
         for key in (*waiting, *(self._machine.unanswered(old) if old is not None else ())):
             self.tell(key, PeerReady(new), now)
         if old is not None and old != new:
@@ -217,7 +222,10 @@ class ConsumerSide:
             self.tell(key, PeerRefused(reason, detail), now)
 
     def _cut(self, peer: PeerName, detail: str, now: float) -> None:
-        """Tear down the transport to a producer, and only then let its transfers end."""
+        """Tear down the transport to a producer, which ends our READs, and only then let its transfers end.
+
+        It does not end the producer's WRITEs: those it ends itself, before we come to this (`Timing.grant_seconds`).
+        """
         self._disconnect(peer)
         self._do(self._machine.lose_peer(peer, detail, now), now)
 

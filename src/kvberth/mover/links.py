@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from kvberth.protocol import EngineCard, TransferKey
 from kvberth.protocol.ids import PeerName
@@ -47,14 +48,27 @@ class Client:
     Attributes:
         route: where the control channel finds it.
         agent: its name at the transport.
+        live_since: when it began to wait for something of ours, after a time in which it did not.
+        proved_at: the newest moment of our clock that it has answered: it was there then.
     """
 
     route: bytes
     card: EngineCard
     agent: str
-    last_heard: float
+    live_since: float
+    proved_at: float = -inf
 
     @property
     def peer(self) -> PeerName:
         """The consumer's name."""
         return PeerName(self.card.peer_name)
+
+    @property
+    def silent_since(self) -> float:
+        """Since when it owes us a sign of life, if it waits for anything."""
+        return max(self.live_since, self.proved_at)
+
+    def answered(self, stamp: float, now: float) -> None:
+        """It has answered what we sent at `stamp`; it cannot answer what we have not sent yet."""
+        if self.proved_at < stamp <= now:
+            self.proved_at = stamp

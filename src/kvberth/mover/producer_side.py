@@ -37,6 +37,7 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import (
+    Alive,
     Cancel,
     Done,
     Heartbeat,
@@ -73,17 +74,12 @@ class ProducerSide:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
         return self._flights.is_moving() or bool(self._machine.count(ProducerState.READING))
 
-    def next_moment(self, now: float) -> float | None:
-        """When time alone gives us something to do.
-
-        While a consumer waits for us that is not later than one heartbeat from now, so that a long gap between two
-        turns can only be a stall of our own.
-        """
+    def next_moment(self) -> float | None:
+        """When time alone gives us something to do."""
         moments = [self._machine.next_deadline()]
         for client in self._clients.values():
             if self._machine.has_live(client.peer):
-                silent_at = client.last_heard + self._timing.silence_seconds
-                moments.append(min(silent_at, now + self._timing.heartbeat_seconds))
+                moments.append(client.silent_since + self._timing.grant_seconds)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tell(self, key: TransferKey, event: ProducerEvent, now: float) -> None:
@@ -108,18 +104,17 @@ class ProducerSide:
         if peer is None:
             self._wire.send_to_client(route, encode(HelloNeeded()))
             return
-        client = self._clients[peer]
-        client.last_heard = now
-        self._dispatch(client, message, now)
+        self._dispatch(self._clients[peer], message, now)
 
     def turn(self, now: float, last_look: float) -> None:
         """Liveness, then deadlines, then transfers."""
         for client in list(self._clients.values()):
-            silence = now - client.last_heard
-            if silence >= self._timing.silence_seconds and self._machine.has_live(client.peer):
+            silence = now - client.silent_since
+            if silence >= self._timing.grant_seconds and self._machine.has_live(client.peer):
                 self._lose(client, f"silent for {silence:.1f} s", now)
         self._do(self._machine.fire(now, last_look), now)
-        for landing in self._flights.advance():
+        proved = {client.agent for client in self._clients.values() if self._is_proved(client, now)}
+        for landing in self._flights.advance(proved.__contains__):
             moved = (landing.num_bytes, landing.num_descriptors)
             self.tell(landing.key, WritesFailed(landing.error) if landing.error else WritesDone(*moved), now)
 
@@ -155,7 +150,7 @@ class ProducerSide:
             client = self._clients[peer] = Client(route, card, agent, now)
             _log.info("kvberth: decode worker %s is connected", card.engine_id)
         self._peer_of_route.pop(client.route, None)
-        client.route, client.last_heard = route, now
+        client.route = route
         self._peer_of_route[route] = peer
         self._wire.send_to_client(route, encode(Welcome(self._card)))
 
@@ -163,9 +158,15 @@ class ProducerSide:
         peer = client.peer
         match message:
             case Heartbeat(live):
-                self._wire.send_to_client(client.route, encode(Heartbeat()))
+                self._ask(client, now)
                 self._do(self._machine.heard_live(peer, live, now), now)
+            case Alive(stamp):
+                client.answered(stamp, now)
             case Register(key=key, blocks=blocks):
+                if not self._machine.has_live(peer):
+                    client.live_since = now
+                if now - client.proved_at >= self._timing.heartbeat_seconds:
+                    self._ask(client, now)
                 self.tell(key, RegisterReceived(peer, message, block_error(blocks, client.card)), now)
             case Cancel(key, attempt, reason):
                 self.tell(key, CancelReceived(peer, attempt, reason), now)
@@ -173,6 +174,14 @@ class ProducerSide:
                 self.tell(key, DoneReceived(peer, attempt), now)
             case _:
                 _log.warning("kvberth: a decode worker does not send %s; dropped", type(message).__name__)
+
+    def _ask(self, client: Client, now: float) -> None:
+        """Whether it is there: what it sent may have been on the way for long, and its blocks be somebody else's."""
+        self._wire.send_to_client(client.route, encode(Heartbeat(stamp=now)))
+
+    def _is_proved(self, client: Client, now: float) -> bool:
+        """Whether it still waits for what we write to it, however late it has heard of us."""
+        return now - client.proved_at < self._timing.grant_seconds
 
     def _lose(self, client: Client, detail: str, now: float) -> None:
         """Stop posting, cut the connection so that what is in flight comes to an end, and forget the client."""

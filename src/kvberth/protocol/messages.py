@@ -15,6 +15,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "PROTOCOL_VERSION",
     "Accepted",
+    "Alive",
     "Cancel",
     "Done",
     "Ended",
@@ -91,13 +92,25 @@ class HelloNeeded(msgspec.Struct, frozen=True, tag="hello_needed"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Consumer to producer once per interval, and back as an echo.
+    """Consumer to producer once per interval, and back as an echo, which the consumer answers with `Alive`.
 
     `live` names the (transfer, attempt) pairs that the consumer waits for. It lets the producer answer anew what was
-    lost on the way, and end what the consumer no longer wants. The echo's list is empty.
+    lost on the way, and end what the consumer no longer wants. The producer's list is empty.
+
+    `stamp` is the producer's clock when it sent this, in seconds; nobody else can read it. The consumer's is 0.
     """
 
     live: tuple[tuple[TransferKey, int], ...] = ()
+    stamp: float = 0.0
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Consumer to producer, the answer to its `Heartbeat`: I heard you, and have not given up on you since.
+
+    With the stamp that it answers the producer knows how old the news is, however long it was on the way.
+    """
+
+    stamp: float
 
 
 class Register(msgspec.Struct, frozen=True, tag="register", kw_only=True):
@@ -142,7 +155,7 @@ class Located(msgspec.Struct, frozen=True, tag="located"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Consumer to producer, in pull: I have read everything."""
+    """Consumer to producer, in pull: I have read everything. `Ended` confirms that the blocks were whole until then."""
 
     key: TransferKey
     attempt: int
@@ -184,6 +197,7 @@ Message = (
     | Incompatible
     | HelloNeeded
     | Heartbeat
+    | Alive
     | Register
     | Accepted
     | Writing

@@ -29,3 +29,12 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 3.0
     memory_seconds: float = 60.0
+
+    @property
+    def grant_seconds(self) -> float:
+        """How long P may write to a D after a moment at which D was there.
+
+        D takes its blocks back `silence_seconds` after it has last heard of P. P must have stopped before, with time
+        left for what it does last; it counts from a moment of its own that D has answered, which lies before that.
+        """
+        return 0.9 * self.silence_seconds
