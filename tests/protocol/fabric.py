@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import numpy as np
+import numpy.typing as npt
+
 from kvberth.layout import Region, Runs
 from kvberth.transport import Direction, Handle, TransportError
 
@@ -182,6 +185,6 @@ class Agent:
         """The walk ends it."""
 
 
-def _blocks(runs: "object") -> tuple[int, ...]:
+def _blocks(descriptors: npt.NDArray[np.uint64]) -> tuple[int, ...]:
     """One byte is one block."""
-    return tuple(block for start, length, _ in runs.tolist() for block in range(start, start + length))  # type: ignore[attr-defined]
+    return tuple(block for start, length, _ in descriptors.tolist() for block in range(start, start + length))

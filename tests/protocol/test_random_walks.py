@@ -1,4 +1,4 @@
-"""Hypothesis walks the cores of one producer and three consumers through an adversarial world, and looks for broken promises.
+"""Hypothesis walks one producer and three consumers through an adversarial world, and looks for broken promises.
 
 What may happen: engines announce, compute, preempt, finish and abort; decode workers bind, decline and abort, in push
 and in pull, with and without a prefix of their own, up to three attempts of each of three transfers in any order;
@@ -11,7 +11,8 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.protocol.world import ATTEMPTS, CONSUMERS, KEYS, TRANSFERS, Connection, Prefill, Rank, Wait, World
+from tests.protocol.engines import CONSUMERS, KEYS, TRANSFERS, Connection, Prefill, Rank, Wait
+from tests.protocol.world import ATTEMPTS, World
 
 from kvberth.protocol import Reason, TransferMode
 from kvberth.protocol.ids import TransferKey
@@ -153,8 +154,10 @@ class Walk(RuleBasedStateMachine):
         """Bytes arrive; whoever posted them finds out when it looks."""
         post = _pick(self.world.fabric.flying(), pick)
         post.land()
-        if is_seen and self.world.ranks[post.owner.name[: post.owner.name.index("/")]].is_awake:
-            self.world.ranks[post.owner.name[: post.owner.name.index("/")]].run()
+        if is_seen:
+            for rank in self.world.ranks.values():
+                if rank.agent is post.owner and rank.is_awake:
+                    rank.run()
 
     @precondition(lambda self: self.world.fabric.flying())
     @rule(pick=PICKS)

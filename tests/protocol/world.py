@@ -1,32 +1,41 @@
-"""One producer, three consumers and a network that cannot be trusted: the movers' real cores, and everything around them.
+"""One producer, three consumers and a network that cannot be trusted: real cores, and everything around them.
 
-The world does what engines, sockets, processes and the clock do, one step at a time, and looks after each whether the
-promises hold. What a step is, and which come, is the walk's business (`test_random_walks.py`). A core takes its turns
-as the mover's thread gives them to it: when something has come for it, and when it has asked to be woken.
+The world does what engines, sockets, processes and the clock do, one step at a time. What a step is, and which come, is
+the walk's business (`test_random_walks.py`). A core takes its turns as the mover's thread gives them to it: when
+something has come for it, and when it has asked to be woken. The promises are held where they could be broken: in the
+fabric, when bytes are posted and land; in a rank, when it gives blocks back; and here, when all is over.
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from tests.protocol.fabric import NUM_BLOCKS, Agent, Fabric, Memory, Post
+from tests.protocol.engines import (
+    BLOCK_SIZE,
+    CONSUMERS,
+    KEYS,
+    PORT,
+    PRODUCER,
+    TIMING,
+    TRANSFERS,
+    Connection,
+    Gate,
+    Prefill,
+    Rank,
+    Wait,
+    num_blocks,
+)
+from tests.protocol.fabric import Fabric
 
-from kvberth.layout import Fingerprint, Region, num_blocks_for
 from kvberth.mover import (
     AbortRequest,
     AdvancePrefill,
     AnnouncePrefill,
     AwaitRequest,
-    Command,
     DeclineRequest,
     EndPrefill,
     FinishPrefill,
     RestartPrefill,
-    TransferReport,
 )
-from kvberth.mover.core import Core
-from kvberth.mover.inbox import Outbox
-from kvberth.protocol import End, EngineCard, Reason, ReportReceived, Timing, TransferKey, TransferMode
+from kvberth.protocol import End, Reason, TransferKey, TransferMode
 from kvberth.protocol.events import (
     PrefillAborted,
     PrefillAdvanced,
@@ -38,201 +47,13 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import RequestId, Role
 
-__all__ = ["ATTEMPTS", "CONSUMERS", "KEYS", "PRODUCER", "TRANSFERS", "Connection", "Prefill", "Rank", "Wait", "World"]
+__all__ = ["ATTEMPTS", "World"]
 
-BLOCK_SIZE, PORT = 16, 14579
-PRODUCER, CONSUMERS = "P", ("D0", "D1", "D2")
 ATTEMPTS = 3
-TIMING = Timing(deadline_seconds=100.0)
+"""That a transfer can have, each at one consumer."""
+
 STEP_SECONDS = 0.25
 """The longest that an engine oversleeps."""
-
-TRANSFERS = {"one": 40, "two": 48}
-"""Tokens of the prompts: three blocks each, with and without a partial one. The second is wanted twice (n = 2)."""
-
-KEYS = (TransferKey("one"), TransferKey("two", 0), TransferKey("two", 1))
-
-
-@dataclass(eq=False)
-class Prefill:
-    """A request on the producer.
-
-    Attributes:
-        generation: which computation its blocks hold; no two in the world are alike.
-        num_told: blocks that the mover has been told of.
-        is_over: the engine is done with it.
-    """
-
-    transfer: str
-    request_id: RequestId
-    blocks: tuple[int, ...]
-    generation: int
-    num_told: int = 0
-    is_over: bool = False
-    is_released: bool = False
-
-    @property
-    def keys(self) -> tuple[TransferKey, ...]:
-        return tuple(key for key in KEYS if key.transfer_id == self.transfer)
-
-    def content(self, place: int, generation: int | None = None) -> object:
-        """What the block at a place of the prompt holds once it is computed."""
-        return (self.transfer, self.generation if generation is None else generation, place)
-
-
-@dataclass(eq=False)
-class Gate:
-    """A fence behind a forward pass that fills some of a request's blocks."""
-
-    memory: Memory
-    prefill: Prefill
-    generation: int
-    places: range
-    is_open: bool = False
-
-    def query(self) -> bool:
-        return self.is_open
-
-    def open(self) -> None:
-        """The forward pass is done; blocks that were taken away meanwhile are not touched by it any more."""
-        self.is_open = True
-        if self.generation == self.prefill.generation and not self.prefill.is_released:
-            for place in self.places:
-                self.memory.contents[self.prefill.blocks[place]] = self.prefill.content(place)
-
-
-@dataclass(eq=False)
-class Wait:
-    """A request on a consumer; its blocks are for the prompt's places from `first` on."""
-
-    key: TransferKey
-    request_id: RequestId
-    attempt: int
-    first: int
-    blocks: tuple[int, ...] = ()
-    is_aborted: bool = False
-    is_over: bool = False
-
-
-@dataclass(eq=False)
-class Connection:
-    """A consumer's control channel to the producer's address.
-
-    Attributes:
-        route: the producer's name for it; another one for each start of the producer.
-        to_producer, to_consumer: frames on the way, the latter with the start that sent them.
-    """
-
-    rank: "Rank"
-    route: bytes
-    is_open: bool = True
-    to_producer: list[bytes] = field(default_factory=list)
-    to_consumer: list[tuple[int, bytes]] = field(default_factory=list)
-
-
-class Rank(Outbox):
-    """One start of an engine: its process, which is also the wire and the outbox of its core."""
-
-    def __init__(self, world: "World", name: str, incarnation: int) -> None:
-        super().__init__()
-        self.world, self.name, self.incarnation = world, name, incarnation
-        self.memory = Memory()
-        self.agent = Agent(f"{name}/0/{incarnation}", world.fabric, self.memory)
-        region = Region(address=0, block_stride=1, block_length=1)
-        card = EngineCard(
-            engine_id=name,
-            incarnation=str(incarnation),
-            rank=0,
-            fingerprint=_FINGERPRINT,
-            regions=(region,),
-            num_blocks=NUM_BLOCKS,
-            agent_metadata=self.agent.metadata(),
-        )
-        self.core = Core(card, self.agent, self, self, TIMING)
-        self.wakes_at: float | None = None
-        self.step_began: float | None = None
-        self.prefills: dict[RequestId, Prefill] = {}
-        self.gates: list[Gate] = []
-        self.waits: dict[RequestId, Wait] = {}
-        self.ended_at: dict[TransferKey, float] = {}
-        self.ends: list[tuple[Role, TransferKey, End]] = []
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether the process can do anything."""
-        return self.agent.is_alive and not self.agent.is_stopped
-
-    def run(self, *works: Callable[[float], None]) -> None:
-        """One turn of the mover's thread, as `Mover` gives it."""
-        now = self.world.now
-        for work in works:
-            work(now)
-        self.core.turn(now, self.step_began)
-        sleep = self.core.next_wakeup(now)
-        self.wakes_at = None if sleep is None else now + sleep
-
-    def command(self, command: Command) -> None:
-        self.run(lambda now: self.core.command(command, now))
-
-    def is_live(self, key: TransferKey) -> bool:
-        """Whether the engine has a request that waits for this transfer, so that vLLM lets no other one begin."""
-        return any(wait.key == key and not wait.is_over for wait in self.waits.values())
-
-    # The control channel, as the core sees it.
-
-    def dial(self, address: str) -> None:
-        assert address == f"{PRODUCER}:{PORT}"
-        self.world.connect(self)
-
-    def hang_up(self, address: str) -> None:
-        connection = self.world.connection_of(self)
-        assert connection is not None
-        connection.is_open = False
-        connection.to_consumer.clear()
-
-    def send_to_client(self, route: bytes, frame: bytes) -> None:
-        for connection in self.world.connections:
-            if connection.route == route and connection.is_open and connection.rank.agent.is_alive:
-                connection.to_consumer.append((self.incarnation, frame))
-
-    def send_to_server(self, address: str, frame: bytes) -> None:
-        if (connection := self.world.connection_of(self)) is not None:
-            connection.to_producer.append(frame)
-
-    # What the core tells the engine.
-
-    def released(self, request_id: RequestId) -> None:
-        prefill = self.prefills[request_id]
-        assert prefill.is_over, "released while the engine still has the request"
-        assert not prefill.is_released, "released twice"
-        for post in self.world.fabric.flying():
-            memory, blocks = post.source
-            is_ours = post.owner is self.agent or post.owner.name in self.agent.peers
-            if memory is self.memory and is_ours:
-                assert not set(blocks) & set(prefill.blocks), f"released under a {post.direction}"
-        prefill.is_released = True
-        self.memory.give_back(prefill.blocks)
-
-    def received(self, report: ReportReceived) -> None:
-        wait = self.waits[report.request_id]
-        assert not wait.is_over, "reported twice"
-        for post in self.world.fabric.flying():
-            memory, blocks = post.target
-            if memory is self.memory:
-                assert not set(blocks) & set(wait.blocks), f"given back under a {post.direction}"
-        if report.ok:
-            contents = [self.memory.contents[block] for block in wait.blocks]
-            self.world.completed(wait.key, wait.first, contents)
-        wait.is_over = True
-        self.memory.give_back(wait.blocks)
-
-    def report(self, report: TransferReport) -> None:
-        record = report.record
-        if record.role is Role.PRODUCER and any(record.key in each.keys for each in self.prefills.values()):
-            last = self.ended_at.get(record.key, -TIMING.memory_seconds)
-            assert self.world.now - last >= TIMING.memory_seconds, "ended twice"
-            self.ended_at[record.key] = self.world.now
-        self.ends.append((record.role, record.key, record.end))
 
 
 class World:
@@ -259,7 +80,7 @@ class World:
     def announce(self, transfer: str) -> None:
         request_id = RequestId(f"p-{self._next()}")
         prefill = Prefill(transfer, request_id, (), self._next())
-        prefill.blocks = self.producer.memory.take(_num_blocks(transfer), prefill)
+        prefill.blocks = self.producer.memory.take(num_blocks(transfer), prefill)
         self.producer.prefills[request_id] = prefill
         self.prefills.append(prefill)
         event = PrefillAnnounced(request_id, TRANSFERS[transfer], transfer.encode())
@@ -307,7 +128,7 @@ class World:
         """A consumer's request waits for the KV of the prompt's blocks from `first` on."""
         self.attempts[key].add(attempt)
         wait = Wait(key, RequestId(f"d-{self._next()}"), attempt, first)
-        wait.blocks = rank.memory.take(_num_blocks(key.transfer_id) - first, wait)
+        wait.blocks = rank.memory.take(num_blocks(key.transfer_id) - first, wait)
         rank.waits[wait.request_id] = wait
         tokens, digest = TRANSFERS[key.transfer_id], key.transfer_id.encode()
         event = RequestWaiting(wait.request_id, attempt, mode, first * BLOCK_SIZE, tokens, digest, wait.blocks)
@@ -389,9 +210,6 @@ class World:
             if is_connected:
                 self.deliver()
 
-    def land(self, post: Post) -> None:
-        post.land()
-
     # Promises.
 
     def completed(self, key: TransferKey, first: int, contents: list[object]) -> None:
@@ -400,9 +218,7 @@ class World:
             return
         generations = {content[1] for content in contents if isinstance(content, tuple)}
         wanted = [
-            (key.transfer_id, generation, first + index)
-            for generation in generations
-            for index in range(len(contents))
+            (key.transfer_id, generation, first + index) for generation in generations for index in range(len(contents))
         ]
         assert contents == wanted, f"wrong bytes for {key} from block {first} on: {contents}"
         (generation,) = generations
@@ -462,21 +278,3 @@ class World:
     def _next(self) -> int:
         self._counter += 1
         return self._counter
-
-
-def _num_blocks(transfer: str) -> int:
-    return num_blocks_for(TRANSFERS[transfer], BLOCK_SIZE)
-
-
-_FINGERPRINT = Fingerprint(
-    model="m@1",
-    dtype="float32",
-    kv_cache_dtype="auto",
-    num_layers=1,
-    num_kv_heads=1,
-    head_size=1,
-    block_size=BLOCK_SIZE,
-    layout="LBHNC",
-    tensor_parallel_size=1,
-    block_lengths=(1,),
-)
