@@ -196,7 +196,7 @@ class Rank(Outbox):
         for post in self.world.fabric.flying():
             memory, blocks = post.source
             is_ours = post.owner is self.agent or post.owner.name in self.agent.peers
-            if memory is self.memory and is_ours:
+            if memory is self.memory and is_ours and prefill in post.source_owners:
                 assert not set(blocks) & set(prefill.blocks), f"released under a {post.direction}"
         prefill.is_released = True
         self.memory.give_back(prefill.blocks)

@@ -43,7 +43,7 @@ class Memory:
     def __init__(self) -> None:
         self.owners: list[object] = [None] * NUM_BLOCKS
         self.contents: list[object] = [None] * NUM_BLOCKS
-        self._free = list(range(NUM_BLOCKS))
+        self._free = [*range(0, NUM_BLOCKS, 2), *range(1, NUM_BLOCKS, 2)]  # no two neighbours in one request
         self._strangers = 0
 
     def take(self, count: int, owner: object) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class Post:
     """One posted transfer.
 
     Attributes:
-        target_owners: who had the blocks that are written when it was posted.
+        source_owners, target_owners: who had the blocks when it was posted.
     """
 
     owner: "Agent"
@@ -75,6 +75,7 @@ class Post:
     local: tuple[int, ...]
     remote: tuple[int, ...]
     progress: Progress = Progress.FLYING
+    source_owners: tuple[object, ...] = ()
     target_owners: tuple[object, ...] = ()
 
     @property
@@ -162,6 +163,8 @@ class Agent:
         post = Post(self, self.peers[peer], direction, _blocks(runs.local), _blocks(runs.remote))
         if post.peer.is_alive:
             assert None not in post.owners_now(), "posted to blocks that were given back"
+        memory, blocks = post.source
+        post.source_owners = tuple(memory.owners[block] for block in blocks)
         post.target_owners = post.owners_now()
         self._fabric.posts.append(post)
         self._last_handle += 1

@@ -6,24 +6,41 @@ frames are delayed, dropped, doubled and overtake each other; bytes land late or
 come back; and time passes, with or without a network.
 """
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.protocol.engines import CONSUMERS, KEYS, TRANSFERS, Connection, Prefill, Rank, Wait
 from tests.protocol.world import ATTEMPTS, World
 
+from kvberth.mover import flights
 from kvberth.protocol import Reason, TransferMode
 from kvberth.protocol.ids import TransferKey
 
 EXAMPLES = int(os.environ.get("KVBERTH_SOAK_EXAMPLES", "0"))
 """Walks of `make soak-protocol`; 0 for the few that belong to every run of the tests."""
 
+STEPS = 60 if EXAMPLES else 40
+
 PICKS = st.integers(0, 11)
 
 FAULTS = ("frames", "processes", "silence", "waits", "declines")
 """Kinds of trouble; each walk has some of them, since a walk with all of them comes to nothing."""
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each block is a post of its own; and what goes wrong here, on purpose and often, is not logged."""
+    monkeypatch.setattr(flights, "_BATCH_DESCRIPTORS", 1)
+    logger = logging.getLogger("kvberth")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
 
 
 class Walk(RuleBasedStateMachine):
@@ -100,7 +117,7 @@ class Walk(RuleBasedStateMachine):
     def finish(self, pick: int, is_complete: bool) -> None:
         self.world.finish(_pick(self.prefills(), pick), is_complete=is_complete)
 
-    @precondition(lambda self: self.world.producer.is_awake)
+    @precondition(lambda self: "waits" in self.faults and self.world.producer.is_awake)
     @rule(is_in_step=st.booleans())
     def step(self, is_in_step: bool) -> None:
         """While the engine computes a step it takes in no requests."""
@@ -139,7 +156,7 @@ class Walk(RuleBasedStateMachine):
     def abort(self, pick: int) -> None:
         self.world.abort(*_pick(self.waits(), pick))
 
-    @precondition(lambda self: self.waits())
+    @precondition(lambda self: "declines" in self.faults and self.waits())
     @rule(pick=PICKS)
     def decline_again(self, pick: int) -> None:
         """vLLM tells of the same request a second time."""
@@ -164,6 +181,12 @@ class Walk(RuleBasedStateMachine):
     def fail(self, pick: int) -> None:
         post = _pick(self.world.fabric.flying(), pick)
         self.world.fabric.fail(post.owner, post.peer)
+
+    @precondition(lambda self: self.world.fabric.flying())
+    @rule()
+    def settle(self) -> None:
+        """What flies lands, whoever posted it finds out, and so does the other side."""
+        self.world.settle()
 
     @rule(pick=PICKS)
     def look(self, pick: int) -> None:
@@ -236,7 +259,7 @@ def _pick(things: list, number: int):  # type: ignore[no-untyped-def, type-arg]
 
 Walk.TestCase.settings = settings(
     max_examples=EXAMPLES or 300,
-    stateful_step_count=60 if EXAMPLES else 40,
+    stateful_step_count=STEPS,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -198,6 +198,16 @@ class World:
                 return
         raise AssertionError("messages without end")
 
+    def settle(self) -> None:
+        """What is in flight lands, and everybody hears of it."""
+        for post in list(self.fabric.flying()):
+            if post.owner.is_alive and post.peer.is_alive:  # with the dead it ends when it is cut off
+                post.land()
+        for rank in self.ranks.values():
+            if rank.is_awake:
+                rank.run()
+        self.deliver()
+
     def pass_time(self, seconds: float, *, is_connected: bool) -> None:
         """Engines that are awake wake up when they have asked to."""
         end = self.now + seconds
@@ -238,12 +248,7 @@ class World:
                     self.finish(prefill, is_complete=True)
         for _ in range(int(TIMING.deadline_seconds) + 40):
             self.deliver()
-            for post in list(self.fabric.flying()):
-                if post.owner.is_alive:
-                    post.land()
-            for rank in self.ranks.values():
-                if rank.is_awake:
-                    rank.run()
+            self.settle()
             self.pass_time(1.0, is_connected=True)
             if self.is_over():
                 break
@@ -269,8 +274,8 @@ class World:
         ends = self.producer.ends
         for prefill in self.producer.prefills.values() if self.producer.is_awake else ():
             for key in prefill.keys:
-                (end,) = [each for role, each_key, each in ends if each_key == key and role is Role.PRODUCER][-1:]
-                assert not self.completions[key, prefill.generation] or end is End.COMPLETED, f"{key} {end} on P"
+                if self.completions[key, prefill.generation]:
+                    assert (Role.PRODUCER, key, End.COMPLETED) in ends, f"{key} has not come to P's knowledge"
 
     def _route(self) -> bytes:
         return f"route {self._next()}".encode()
