@@ -5,10 +5,11 @@ import logging
 import pytest
 from tests.mover.rig import ADDRESS, KEY, PORT, Engine, Rig
 
-from kvberth.mover import DeclineRequest
+from kvberth.mover import AnnouncePrefill, AwaitRequest, DeclineRequest, FinishPrefill
 from kvberth.protocol import Reason, TransferKey, TransferMode, decode, encode
-from kvberth.protocol.events import RequestDeclined
-from kvberth.protocol.messages import Alive, Heartbeat, HelloNeeded, Incompatible, Register
+from kvberth.protocol.events import PrefillAnnounced, PrefillFinished, RequestDeclined, RequestWaiting
+from kvberth.protocol.ids import RequestId
+from kvberth.protocol.messages import Alive, Heartbeat, Hello, HelloNeeded, Incompatible, Register
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
@@ -103,6 +104,70 @@ def test_unreachable_producer_is_given_up():
     rig.pass_time(rig.consumer.timing.connect_seconds)
     assert rig.received() == [("d-1", False, "peer_unreachable")]
     assert rig.consumer.wire.hung_up == [ADDRESS]
+
+
+def test_an_unreachable_producer_holds_up_nobody_else():
+    """D waits for one that does not answer while it talks to another."""
+    rig = Rig()
+    event = RequestWaiting(RequestId("d-2"), 0, PUSH, 0, 40, b"digest", (10, 11, 12))
+    rig.consumer.core.command(AwaitRequest(TransferKey("t-2"), "nowhere", PORT, event), rig.now)
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+    rig.pass_time(rig.consumer.timing.connect_seconds)
+    assert rig.received()[1:] == [("d-2", False, "peer_unreachable")]
+
+
+def test_a_silent_consumer_holds_up_nobody_else():
+    """P owes blocks to one that says nothing, and serves another meanwhile."""
+    rig = Rig()
+    other = Engine("E", rig.fabric, fill=2)
+    rig.producer.core.frame_from_client(b"route-E", encode(Hello(other.core._consuming._card)), rig.now)
+    rig.producer.core.frame_from_client(b"route-E", encode(register((1, 2, 3))), rig.now)
+    announced = PrefillAnnounced(RequestId("p-2"), 40, b"digest")
+    rig.producer.core.command(AnnouncePrefill((TransferKey("t-2"),), announced), rig.now)
+    rig.producer.core.command(FinishPrefill((TransferKey("t-2"),), PrefillFinished((4, 5, 6))), rig.now)
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+    assert (other.memory == 2).all()
+    rig.pass_time(6.0)
+    assert rig.released() == {"p-1", "p-2"}
+
+
+def test_idle_engine_wakes_for_the_end_of_a_lease():
+    """Nothing arrives any more, and no request comes: time alone frees P's blocks."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.producer.core.turn(rig.now)
+    wakeup = rig.producer.core.next_wakeup(rig.now)
+    assert wakeup == rig.producer.timing.lease_seconds
+    rig.now += wakeup
+    rig.settle(1)
+    assert rig.released() == {"p-1"}
+
+
+@BOTH
+def test_closed_engine_touches_nobody_s_memory_any_more(mode):
+    """P shuts down in mid-transfer: what flies ends, and D goes on without it within seconds."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 20
+    rig.announce()
+    rig.finish()
+    rig.wait(mode)
+    rig.settle(4)
+    rig.producer.core.close(rig.now)
+    rig.producer.transport.close()
+    while not (received := rig.consumer.outbox.take().received):
+        rig.now += 0.5
+        rig.consumer.core.turn(rig.now)
+    assert [report.ok for report in received] == [False]
+    assert (rig.consumer.memory == 2).all()
 
 
 @BOTH

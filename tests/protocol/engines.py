@@ -1,5 +1,6 @@
 """Engines of a walk: what is around a mover's core in a process, and what the engine has in hand."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -109,6 +110,7 @@ class Connection:
     Attributes:
         route: the producer's name for it; another one for each start of the producer.
         to_producer, to_consumer: frames on the way, the latter with the start that sent them.
+        at_producer, at_consumer: those that have arrived last, which may arrive once more.
     """
 
     rank: "Rank"
@@ -116,6 +118,8 @@ class Connection:
     is_open: bool = True
     to_producer: list[bytes] = field(default_factory=list)
     to_consumer: list[tuple[int, bytes]] = field(default_factory=list)
+    at_producer: deque[bytes] = field(default_factory=lambda: deque(maxlen=12))
+    at_consumer: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=12))
 
 
 class Rank(Outbox):

@@ -235,6 +235,24 @@ def test_lease_ends_on_its_tick():
     assert pair.ends() == [("producer", End.EXPIRED, Reason.LEASE_EXPIRED)]
 
 
+def test_orphans_take_nothing_from_others():
+    """A thousand registrations for requests that never come: the next one is served at once, and they end."""
+    producer = Producer(16, Timing())
+    for number in range(1000):
+        key = TransferKey(f"orphan-{number}")
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+    producer.handle(KEY, announced(), 0.0)
+    producer.handle(KEY, RegisterReceived(CONSUMER, register()), 0.0)
+    (write,) = [each for each in producer.handle(KEY, PrefillFinished((1, 2, 3)), 0.0) if isinstance(each, StartWrite)]
+    assert write.key == KEY
+    ended = [each for each in producer.fire(Timing().orphan_seconds, Timing().orphan_seconds) if is_ended(each)]
+    assert len(ended) == 1000
+
+
+def is_ended(action: object) -> bool:
+    return isinstance(action, SendMessage) and isinstance(action.message, Ended)
+
+
 def test_registration_after_the_lease_is_told_expired():
     """A late D hears `expired` and computes for itself."""
     pair = Pair().announce().finish_prefill().pass_time(Timing().lease_seconds).wait().deliver()

@@ -198,24 +198,38 @@ class Walk(RuleBasedStateMachine):
     # The network and the clock.
 
     @precondition(lambda self: self.towards_producer())
-    @rule(pick=PICKS, at=PICKS, choice=st.sampled_from(["deliver", "deliver", "double", "drop"]))
-    def to_producer(self, pick: int, at: int, choice: str) -> None:
+    @rule(pick=PICKS, at=PICKS, is_lost=st.booleans())
+    def to_producer(self, pick: int, at: int, is_lost: bool) -> None:
         connection = _pick(self.towards_producer(), pick)
-        index = at % len(connection.to_producer) if "frames" in self.faults else 0
-        if choice == "drop" and "frames" in self.faults:
-            del connection.to_producer[index]
-        else:
-            self.world.to_producer(connection, index, keep=choice == "double")
+        is_bad = "frames" in self.faults
+        frame = connection.to_producer.pop(at % len(connection.to_producer) if is_bad else 0)
+        if not (is_bad and is_lost):
+            self.world.to_producer(connection, frame)
 
     @precondition(lambda self: self.towards_consumers())
-    @rule(pick=PICKS, at=PICKS, choice=st.sampled_from(["deliver", "deliver", "double", "drop"]))
-    def to_consumer(self, pick: int, at: int, choice: str) -> None:
+    @rule(pick=PICKS, at=PICKS, is_lost=st.booleans())
+    def to_consumer(self, pick: int, at: int, is_lost: bool) -> None:
         connection = _pick(self.towards_consumers(), pick)
-        index = at % len(connection.to_consumer) if "frames" in self.faults else 0
-        if choice == "drop" and "frames" in self.faults:
-            del connection.to_consumer[index]
-        else:
-            self.world.to_consumer(connection, index, keep=choice == "double")
+        is_bad = "frames" in self.faults
+        frame = connection.to_consumer.pop(at % len(connection.to_consumer) if is_bad else 0)
+        if not (is_bad and is_lost):
+            self.world.to_consumer(connection, *frame)
+
+    @precondition(lambda self: "frames" in self.faults and self.world.producer.is_awake)
+    @rule(pick=PICKS, at=PICKS)
+    def again_to_producer(self, pick: int, at: int) -> None:
+        """A frame that has arrived arrives once more."""
+        connections = [each for each in self.world.connections if each.at_producer]
+        if connections:
+            connection = _pick(connections, pick)
+            self.world.to_producer(connection, _pick(connection.at_producer, at))
+
+    @precondition(lambda self: "frames" in self.faults)
+    @rule(pick=PICKS, at=PICKS)
+    def again_to_consumer(self, pick: int, at: int) -> None:
+        connections = [each for each in self.world.connections if each.at_consumer and each.is_open]
+        if connections and (connection := _pick(connections, pick)).rank.is_awake:
+            self.world.to_consumer(connection, *_pick(connection.at_consumer, at))
 
     @precondition(lambda self: self.towards_producer() or self.towards_consumers())
     @rule()
@@ -253,12 +267,13 @@ class Walk(RuleBasedStateMachine):
         self.world.calm()
 
 
-def _pick(things: list, number: int):  # type: ignore[no-untyped-def, type-arg]
+def _pick(things, number: int):  # type: ignore[no-untyped-def]
+    """One of them, whatever the number."""
     return things[number % len(things)]
 
 
 Walk.TestCase.settings = settings(
-    max_examples=EXAMPLES or 300,
+    max_examples=EXAMPLES or 200,
     stateful_step_count=STEPS,
     deadline=None,
     print_blob=True,

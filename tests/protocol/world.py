@@ -170,16 +170,18 @@ class World:
         """The one that this start of an engine has open."""
         return next((each for each in self.connections if each.rank is rank and each.is_open), None)
 
-    def to_producer(self, connection: Connection, at: int, *, keep: bool = False) -> None:
-        """Deliver a frame; its connection may have been closed meanwhile, and its sender be dead."""
-        frame = connection.to_producer[at] if keep else connection.to_producer.pop(at)
+    def to_producer(self, connection: Connection, frame: bytes) -> None:
+        """A frame arrives; its connection may have been closed meanwhile, and its sender be dead."""
+        connection.at_producer.append(frame)
         core, route = self.producer.core, connection.route
         self.producer.run(lambda now: core.frame_from_client(route, frame, now))
 
-    def to_consumer(self, connection: Connection, at: int, *, keep: bool = False) -> None:
-        """Deliver a frame. Behind the first one of a new start of the producer, none of an older one can come."""
-        sender, frame = connection.to_consumer[at] if keep else connection.to_consumer.pop(at)
+    def to_consumer(self, connection: Connection, sender: int, frame: bytes) -> None:
+        """A frame arrives. Behind the first one of a new start of the producer, none of an older one can come."""
         connection.to_consumer = [each for each in connection.to_consumer if each[0] >= sender]
+        if connection.at_consumer and connection.at_consumer[-1][0] < sender:
+            connection.at_consumer.clear()
+        connection.at_consumer.append((sender, frame))
         core = connection.rank.core
         connection.rank.run(lambda now: core.frame_from_server(f"{PRODUCER}:{PORT}", frame, now))
 
@@ -189,10 +191,10 @@ class World:
             is_quiet = True
             for connection in list(self.connections):
                 if connection.to_producer and self.producer.is_awake:
-                    self.to_producer(connection, 0)
+                    self.to_producer(connection, connection.to_producer.pop(0))
                     is_quiet = False
                 if connection.to_consumer and connection.rank.is_awake:
-                    self.to_consumer(connection, 0)
+                    self.to_consumer(connection, *connection.to_consumer.pop(0))
                     is_quiet = False
             if is_quiet:
                 return
