@@ -64,6 +64,11 @@ class Prefill:
     def keys(self) -> tuple[TransferKey, ...]:
         return tuple(key for key in KEYS if key.transfer_id == self.transfer)
 
+    @property
+    def owner(self) -> object:
+        """Whose its blocks are: those of an earlier computation were somebody else's in between."""
+        return (self.request_id, self.generation)
+
     def content(self, place: int, generation: int | None = None) -> object:
         """What the block at a place of the prompt holds once it is computed."""
         return (self.transfer, self.generation if generation is None else generation, place)
@@ -200,7 +205,7 @@ class Rank(Outbox):
         for post in self.world.fabric.flying():
             memory, blocks = post.source
             is_ours = post.owner is self.agent or post.owner.name in self.agent.peers
-            if memory is self.memory and is_ours and prefill in post.source_owners:
+            if memory is self.memory and is_ours and prefill.owner in post.source_owners:
                 assert not set(blocks) & set(prefill.blocks), f"released under a {post.direction}"
         prefill.is_released = True
         self.memory.give_back(prefill.blocks)

@@ -80,7 +80,7 @@ class World:
     def announce(self, transfer: str) -> None:
         request_id = RequestId(f"p-{self._next()}")
         prefill = Prefill(transfer, request_id, (), self._next())
-        prefill.blocks = self.producer.memory.take(num_blocks(transfer), prefill)
+        prefill.blocks = self.producer.memory.take(num_blocks(transfer), prefill.owner)
         self.producer.prefills[request_id] = prefill
         self.prefills.append(prefill)
         event = PrefillAnnounced(request_id, TRANSFERS[transfer], transfer.encode())
@@ -109,7 +109,7 @@ class World:
         """The blocks are somebody else's from now on."""
         old = prefill.blocks
         prefill.generation, prefill.num_told = self._next(), 0
-        prefill.blocks = self.producer.memory.take(len(old), prefill)
+        prefill.blocks = self.producer.memory.take(len(old), prefill.owner)
         self.producer.memory.give_back(old)
         self.producer.command(RestartPrefill(prefill.keys, PrefillRestarted()))
 
