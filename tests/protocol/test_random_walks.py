@@ -28,6 +28,9 @@ STEPS = 60 if EXAMPLES else 40
 
 PICKS = st.integers(0, 11)
 
+ROUNDS = st.sampled_from([None, 1, 2, 3])
+"""How much is delivered: all, or a little, and the rest is held up."""
+
 FAULTS = ("frames", "processes", "silence", "waits", "declines")
 """Kinds of trouble; each walk has some of them, since a walk with all of them comes to nothing."""
 
@@ -124,14 +127,14 @@ class Walk(RuleBasedStateMachine):
         self.world.producer.step_began = self.world.now if is_in_step else None
 
     @precondition(lambda self: self.world.producer.is_awake and self.consumers() and self.unbound())
-    @rule(rank=PICKS, pick=PICKS, mode=st.sampled_from(TransferMode), first=st.integers(0, 2))
-    def meet(self, rank: int, pick: int, mode: TransferMode, first: int) -> None:
-        """A request on both sides, and nothing in the way: what `announce`, `bind` and `deliver` seldom come to."""
+    @rule(rank=PICKS, pick=PICKS, mode=st.sampled_from(TransferMode), first=st.integers(0, 2), rounds=ROUNDS)
+    def meet(self, rank: int, pick: int, mode: TransferMode, first: int, rounds: int | None) -> None:
+        """A request on both sides, and little in the way: what `announce`, `bind` and `deliver` seldom come to."""
         key, _ = _pick(self.unbound(), pick)
         if key.transfer_id in self.unannounced():
             self.world.announce(key.transfer_id)
         self.bind(rank, pick, mode, first)
-        self.world.deliver()
+        self.world.deliver(rounds)
 
     # The consumers' engines.
 
@@ -232,11 +235,11 @@ class Walk(RuleBasedStateMachine):
             self.world.to_consumer(connection, *_pick(connection.at_consumer, at))
 
     @precondition(lambda self: self.towards_producer() or self.towards_consumers())
-    @rule()
-    def deliver(self) -> None:
-        self.world.deliver()
+    @rule(rounds=ROUNDS)
+    def deliver(self, rounds: int | None) -> None:
+        self.world.deliver(rounds)
 
-    @rule(seconds=st.sampled_from([0.25, 1.0, 2.25]))
+    @rule(seconds=st.sampled_from([0.25, 1.0, 2.25, 3.25]))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds, is_connected="silence" not in self.faults)
 

@@ -185,9 +185,9 @@ class World:
         core = connection.rank.core
         connection.rank.run(lambda now: core.frame_from_server(f"{PRODUCER}:{PORT}", frame, now))
 
-    def deliver(self) -> None:
-        """Everything that is on the way, in order, and what is sent in answer."""
-        for _ in range(100):
+    def deliver(self, rounds: int | None = None) -> None:
+        """What is on the way, in order, and what is sent in answer: a frame of each connection per round."""
+        for _ in range(rounds or 1000):
             is_quiet = True
             for connection in list(self.connections):
                 if connection.to_producer and self.producer.is_awake:
@@ -198,7 +198,7 @@ class World:
                     is_quiet = False
             if is_quiet:
                 return
-        raise AssertionError("messages without end")
+        assert rounds, "messages without end"
 
     def settle(self) -> None:
         """What is in flight lands, and everybody hears of it."""
