@@ -13,6 +13,7 @@ from kvberth.mover.core import Core
 from kvberth.mover.inbox import Outbox
 from kvberth.protocol import End, EngineCard, ReportReceived, Timing, TransferKey
 from kvberth.protocol.ids import RequestId, Role
+from kvberth.transport import Direction
 
 if TYPE_CHECKING:
     from tests.protocol.world import World
@@ -59,6 +60,7 @@ class Prefill:
     num_told: int = 0
     is_over: bool = False
     is_released: bool = False
+    was_preempted: bool = False
 
     @property
     def keys(self) -> tuple[TransferKey, ...]:
@@ -205,7 +207,9 @@ class Rank(Outbox):
         for post in self.world.fabric.flying():
             memory, blocks = post.source
             is_ours = post.owner is self.agent or post.owner.name in self.agent.peers
-            if memory is self.memory and is_ours and prefill.owner in post.source_owners:
+            # Who READs from blocks that were taken away may find them again with the same request; it is told of it.
+            is_stale = prefill.was_preempted and post.direction is Direction.READ
+            if memory is self.memory and is_ours and prefill.owner in post.source_owners and not is_stale:
                 assert not set(blocks) & set(prefill.blocks), f"released under a {post.direction}"
         prefill.is_released = True
         self.memory.give_back(prefill.blocks)

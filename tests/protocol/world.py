@@ -108,6 +108,7 @@ class World:
     def preempt(self, prefill: Prefill) -> None:
         """The blocks are somebody else's from now on."""
         old = prefill.blocks
+        prefill.was_preempted = True
         prefill.generation, prefill.num_told = self._next(), 0
         prefill.blocks = self.producer.memory.take(len(old), prefill.owner)
         self.producer.memory.give_back(old)
