@@ -136,6 +136,13 @@ class Walk(RuleBasedStateMachine):
         self.bind(rank, pick, mode, first)
         self.world.deliver(rounds)
 
+    @precondition(lambda self: "silence" in self.faults and self.consumers() and self.unbound())
+    @rule(rank=PICKS, pick=PICKS, mode=st.sampled_from(TransferMode), rounds=ROUNDS)
+    def part(self, rank: int, pick: int, mode: TransferMode, rounds: int | None) -> None:
+        """The network is gone just when a request has come, for long enough that somebody gives up."""
+        self.meet(rank, pick, mode, 0, rounds)
+        self.world.pass_time(3.25, is_connected=False)
+
     # The consumers' engines.
 
     @precondition(lambda self: self.consumers() and self.unbound())
