@@ -301,6 +301,28 @@ def test_a_registration_that_was_long_on_the_way_is_not_written_to():
     assert rig.released() == {"p-1"}
 
 
+def test_what_was_registered_before_the_consumer_dialled_anew_is_not_written_to():
+    """D has given up on P and is back: that it is alive proves nothing for what it has given up."""
+    rig = Rig()
+    rig.announce()
+    rig.finish()
+    rig.wait(PUSH)
+    rig.settle(1)
+    late = [frame for _, frame in rig.consumer.wire.to_servers]
+    rig.is_cut = True
+    rig.pass_time(4.0)
+    assert rig.received() == [("d-1", False, "peer_lost")]
+    for frame in late:
+        rig.producer.core.frame_from_client(rig.route, frame, rig.now)
+    rig.is_cut, rig.route = False, b"route-D-again"
+    event = RequestWaiting(RequestId("d-2"), 0, PUSH, 0, 40, b"digest", (10, 11, 12))
+    rig.consumer.core.command(AwaitRequest(TransferKey("t-2"), "P", PORT, event), rig.now)
+    rig.settle()
+    assert (rig.consumer.memory == 2).all()
+    rig.pass_time(2.5)
+    assert rig.released() == {"p-1"}
+
+
 def test_the_producer_stops_writing_before_the_consumer_gives_up():
     """Whatever is lost between them, and however late P's last news of D came."""
     rig = Rig()

@@ -137,6 +137,9 @@ class ProducerSide:
             is_same_rank = (other.card.engine_id, other.card.rank) == (card.engine_id, card.rank)
             if is_same_rank and other.card.incarnation != card.incarnation:
                 self._lose(other, "the decode worker was restarted", now)
+            elif is_same_rank and other.route != route:
+                # It dials anew when it has given up on us: what it registered before names blocks that it has not kept.
+                self._lose(other, "the decode worker has dialled anew", now)
         peer = PeerName(card.peer_name)
         client = self._clients.get(peer)
         if client is None:
