@@ -116,15 +116,18 @@ class Flights:
             flight.waiting.clear()
             flight.is_closed = True
 
-    def advance(self) -> Iterator[Landing]:
+    def advance(self, may_post: Callable[[str], bool] = lambda peer: True) -> Iterator[Landing]:
         """Look at what is in flight, post what can be posted, and give out what has landed.
+
+        Args:
+            may_post: whether to post to a peer now; what is for another one waits.
 
         At most one batch per transfer is posted in one call, so that the time between two looks at the control
         channel stays bounded; the next call follows within a millisecond.
         """
         for flight in list(self._flights.values()):
             self._look(flight)
-            if not flight.error and flight.waiting and len(flight.posted) < _POSTED_AHEAD:
+            if not flight.error and flight.waiting and len(flight.posted) < _POSTED_AHEAD and may_post(flight.peer):
                 self._post(flight)
             if flight.has_landed:
                 del self._flights[flight.key]

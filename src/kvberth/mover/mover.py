@@ -135,10 +135,8 @@ class Mover:
 
     def _work(self, core: Core, channel: Channel) -> None:
         while not self._stopping.is_set():
-            longest_sleep = core.next_wakeup(time.monotonic())
-            channel.wait(longest_sleep)
+            channel.wait(core.next_wakeup(time.monotonic()))
             now = time.monotonic()
-            core.begin_turn(now, longest_sleep)
             for command in self._inbox.take():
                 core.command(command, now)
             for route, frame in channel.from_clients(_FRAMES_PER_TURN):
