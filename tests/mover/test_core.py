@@ -166,6 +166,7 @@ def test_closed_engine_touches_nobody_s_memory_any_more(mode):
     rig.producer.transport.close()
     while not (received := rig.consumer.outbox.take().received):
         rig.now += 0.5
+        rig.consumer.core.look()
         rig.consumer.core.turn(rig.now)
     assert [report.ok for report in received] == [False]
     assert (rig.consumer.memory == 2).all()

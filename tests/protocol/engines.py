@@ -166,6 +166,7 @@ class Rank(Outbox):
         now = self.world.now
         for work in works:
             work(now)
+        self.core.look()
         self.core.turn(now, self.step_began)
         sleep = self.core.next_wakeup(now)
         self.wakes_at = None if sleep is None else now + sleep

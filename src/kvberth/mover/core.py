@@ -57,12 +57,21 @@ class Core:
         """Whether bytes may be moving, so that the transport must be driven on this side."""
         return self._producing.is_moving() or self._consuming.is_moving()
 
+    def look(self) -> None:
+        """First thing in a turn, before the engine's commands are taken: see what has landed by now."""
+        if self.is_moving():
+            self._transport.progress()
+            self._producing.look()
+            self._consuming.look()
+
     def num_waiting(self) -> int:
         """Batches of descriptors that have not been posted yet."""
         return self._producing.num_waiting() + self._consuming.num_waiting()
 
     def next_wakeup(self, now: float) -> float | None:
         """Seconds until `turn` has something to do without a frame or a command; None for never."""
+        if self._producing.has_news() or self._consuming.has_news():
+            return 0.0
         if self.is_moving() or self._fenced:
             return _LIVE_POLL_SECONDS
         moments = [self._producing.next_moment(now), self._consuming.next_moment()]
@@ -113,8 +122,6 @@ class Core:
         """
         for command in self._fenced.passed():
             self._prefill(command, now)
-        if self.is_moving():
-            self._transport.progress()
         self._producing.turn(now, now if last_look is None else last_look)
         self._consuming.turn(now)
 

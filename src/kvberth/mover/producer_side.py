@@ -80,6 +80,14 @@ class ProducerSide:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
         return self._flights.is_moving() or bool(self._machine.count(ProducerState.READING))
 
+    def look(self) -> None:
+        """See what has landed by now; `turn` acts on it."""
+        self._flights.look()
+
+    def has_news(self) -> bool:
+        """Whether the next look should follow at once."""
+        return self._flights.has_news
+
     def num_waiting(self) -> int:
         """Batches of descriptors that have not been posted yet."""
         return self._flights.num_waiting()
