@@ -16,6 +16,7 @@ from kvberth.mover.commands import (
     Fence,
     FinishPrefill,
     RestartPrefill,
+    SchedulePrefill,
 )
 from kvberth.mover.mover import Mover, MoverFailed
 from kvberth.mover.results import Results, TransferReport
@@ -34,5 +35,6 @@ __all__ = [
     "MoverFailed",
     "RestartPrefill",
     "Results",
+    "SchedulePrefill",
     "TransferReport",
 ]

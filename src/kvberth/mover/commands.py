@@ -26,6 +26,7 @@ __all__ = [
     "FinishPrefill",
     "PrefillCommand",
     "RestartPrefill",
+    "SchedulePrefill",
 ]
 
 
@@ -52,6 +53,14 @@ class AdvancePrefill:
     keys: tuple[TransferKey, ...]
     event: PrefillAdvanced
     fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePrefill:
+    """Producer: a step begins, after which so many tokens of the prompt will have been computed. For who watches."""
+
+    keys: tuple[TransferKey, ...]
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +119,4 @@ class AbortRequest:
 
 
 PrefillCommand = AnnouncePrefill | AdvancePrefill | RestartPrefill | FinishPrefill | EndPrefill
-Command = PrefillCommand | AwaitRequest | DeclineRequest | AbortRequest
+Command = PrefillCommand | SchedulePrefill | AwaitRequest | DeclineRequest | AbortRequest

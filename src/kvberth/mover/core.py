@@ -19,6 +19,7 @@ from kvberth.mover.commands import (
     FinishPrefill,
     PrefillCommand,
     RestartPrefill,
+    SchedulePrefill,
 )
 from kvberth.mover.consumer_side import ConsumerSide
 from kvberth.mover.fences import FencedCommands
@@ -84,6 +85,9 @@ class Core:
             case AnnouncePrefill() | AdvancePrefill() | RestartPrefill() | FinishPrefill() | EndPrefill():
                 if not self._fenced.hold(command):
                     self._prefill(command, now)
+            case SchedulePrefill(keys, num_tokens):
+                for key in keys:
+                    self._producing.scheduled(key, num_tokens)
             case AwaitRequest(key, host, port, request) | DeclineRequest(key, host, port, request):
                 self._consuming.begin(key, f"{host}:{port + self._rank}", request, now)
             case AbortRequest(key):

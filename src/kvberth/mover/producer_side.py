@@ -7,6 +7,7 @@ from kvberth.layout import find_mismatch
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Client
+from kvberth.mover.watchers import Watchers
 from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
@@ -37,6 +38,7 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import (
+    Accepted,
     Alive,
     Cancel,
     Done,
@@ -45,7 +47,9 @@ from kvberth.protocol.messages import (
     HelloNeeded,
     Incompatible,
     Message,
+    Progress,
     Register,
+    Watch,
     Welcome,
 )
 from kvberth.protocol.producer_states import ProducerState
@@ -75,6 +79,7 @@ class ProducerSide:
         self._clients: dict[PeerName, Client] = {}
         self._peer_of_route: dict[bytes, PeerName] = {}
         self._probe_until = 0.0
+        self._watchers = Watchers(card.fingerprint.block_size, self._tell_router)
 
     def is_moving(self) -> bool:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
@@ -104,8 +109,13 @@ class ProducerSide:
                 moments.append(client.silent_since + self._timing.grant_seconds)
         return min((moment for moment in moments if moment is not None), default=None)
 
+    def scheduled(self, key: TransferKey, num_tokens: int) -> None:
+        """A step begins, after which so many tokens of the prompt will have been computed."""
+        self._watchers.scheduled(key, num_tokens)
+
     def tell(self, key: TransferKey, event: ProducerEvent, now: float) -> None:
         """Something happened to a transfer."""
+        self._watchers.happened(key, event)
         self._do(self._machine.handle(key, event, now), now)
 
     def receive(self, route: bytes, frame: bytes, now: float) -> None:
@@ -123,6 +133,9 @@ class ProducerSide:
             self._greet(route, message, now)
             return
         peer = self._peer_of_route.get(route)
+        if isinstance(message, Watch):
+            self._watchers.watch(message.key, route)
+            return
         if peer is None and isinstance(message, Cancel):
             # A router, whose client has left before any decode worker was told. It waits for no answer.
             self.tell(message.key, CancelReceived(_ROUTER, message.attempt, message.reason), now)
@@ -249,6 +262,8 @@ class ProducerSide:
         for action in actions:
             match action:
                 case SendMessage(peer, message):
+                    if isinstance(message, Accepted):
+                        self._watchers.registered(message.key)
                     if (client := self._clients.get(peer)) is not None:
                         self._wire.send_to_client(client.route, encode(message))
                 case StartWrite():
@@ -257,10 +272,14 @@ class ProducerSide:
                     self._flights.stop(key)
                 case ReleaseRequest(request_id):
                     self._outbox.released(request_id)
-                case EndRecord():
+                case EndRecord(key=key):
+                    self._watchers.over(key)
                     report_end(action, self._flights, self._outbox)
                 case StartRead() | ReportReceived():
                     raise AssertionError(f"a producer does not ask for {action}")
+
+    def _tell_router(self, route: bytes, message: Progress) -> None:
+        self._wire.send_to_client(route, encode(message))
 
     def _start(self, action: StartWrite) -> None:
         client = self._clients[action.peer]

@@ -27,8 +27,10 @@ __all__ = [
     "Incompatible",
     "Located",
     "Message",
+    "Progress",
     "Quiesced",
     "Register",
+    "Watch",
     "Welcome",
     "Writing",
     "decode",
@@ -205,6 +207,29 @@ class Quiesced(msgspec.Struct, frozen=True, tag="quiesced"):
     attempt: int
 
 
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """Router to producer: tell me how this prefill gets on, until the transfer is over. No `Hello` comes before it."""
+
+    key: TransferKey
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Producer to router: how far a prefill is.
+
+    Attributes:
+        num_tokens: in the prompt; 0 while the request has not come.
+        scheduled_tokens: that will have been computed after the step which has begun.
+        done_tokens: whose KV is in memory.
+        is_registered: whether a decode worker has registered.
+    """
+
+    key: TransferKey
+    num_tokens: int
+    scheduled_tokens: int
+    done_tokens: int
+    is_registered: bool
+
+
 Message = (
     Hello
     | Welcome
@@ -220,6 +245,8 @@ Message = (
     | Ended
     | Cancel
     | Quiesced
+    | Watch
+    | Progress
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -40,13 +40,16 @@ def create_app(config: RouterConfig) -> Starlette:
         fleet = Fleet(config.prefill, config.decode)
         load = Load()
         metrics = Metrics(fleet.engines, lambda: load.in_flight)
-        with closing(Control()) as control:
+        control = Control()
+        try:
             async with (
                 open_session(config.connect_timeout_seconds) as session,
                 watched(session, fleet.engines, config.health_interval_seconds),
             ):
                 app.state.service = Service(config, fleet, metrics, session, control, load)
                 yield
+        finally:
+            await control.close()
 
     def get_service() -> Service:
         service: Service = app.state.service

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from kvberth.router.binding import Binding
+
 __all__ = ["Mode", "RouterConfig"]
 
 
@@ -36,6 +38,8 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     mode: Mode = Mode.PUSH
+    binding: Binding = Binding.EARLY
+    bind_margin_seconds: float = 0.01
     connect_timeout_seconds: float = 5.0
     first_token_timeout_seconds: float = 300.0
     total_timeout_seconds: float | None = None
@@ -47,6 +51,7 @@ class RouterConfig:
         object.__setattr__(self, "prefill", tuple(_engine_url("prefill", url) for url in self.prefill))
         object.__setattr__(self, "decode", tuple(_engine_url("decode", url) for url in self.decode))
         object.__setattr__(self, "mode", Mode(self.mode))
+        object.__setattr__(self, "binding", Binding(self.binding))
         if not self.decode:
             raise ValueError("decode: at least one engine URL is needed")
         urls = self.prefill + self.decode

@@ -5,10 +5,12 @@ one URL per engine is all that a person configures.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from kvberth.router.binding import Pace
 
 __all__ = ["Engine", "EngineInfo", "Fleet", "Role", "least_loaded", "parse_engine_info"]
 
@@ -48,6 +50,7 @@ class Engine:
     in_flight: int = 0
     last_turn: int = 0
     on_unready: Callable[[], None] | None = None
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def is_ready(self) -> bool:

@@ -5,11 +5,13 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 
 from kvberth.router.answer import Answer, Header, Streamed
+from kvberth.router.binding import Binding, JustInTime, PrefillProgress
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
 from kvberth.router.engines import Engine, EngineInfo, Fleet
@@ -17,6 +19,8 @@ from kvberth.router.legs import abandon, run_decode_leg, run_prefill_leg
 from kvberth.router.life import (
     AbortDecode,
     AbortPrefill,
+    AwaitMoment,
+    BindNow,
     DecodeAnswered,
     DecodeFailed,
     Deliver,
@@ -60,10 +64,13 @@ class Service:
 class Exchange:
     """The legs of one request. `close` must be called, whatever happened: it ends what still runs."""
 
-    def __init__(self, service: Service, request: ClientRequest, mode: Mode, headers: list[Header]) -> None:
+    def __init__(
+        self, service: Service, request: ClientRequest, mode: Mode, binding: Binding, headers: list[Header]
+    ) -> None:
         self.life = Life(
             service.fleet,
             mode=mode,
+            binding=binding,
             obstacle=request.obstacle,
             num_consumers=request.num_consumers,
             new_transfer_id=lambda: str(uuid.uuid4()),
@@ -76,6 +83,10 @@ class Exchange:
         self._decode_engine: Engine | None = None
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
+        self._moment: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._just_in_time: JustInTime | None = None
+        self._watched: str | None = None
 
     async def settle(self) -> Answer:
         """Run the legs until it is clear what the client gets. Raises `RouterError` if that is an error of ours."""
@@ -87,6 +98,8 @@ class Exchange:
                         self._abandon_transfer()
                         self._transfer = (engine.info, transfer_id) if engine.info is not None else None
                         self._start_prefill(engine, transfer_params)
+                    case AwaitMoment(engine, transfer_id):
+                        self._await_moment(engine, transfer_id)
                     case StartDecode(engine, transfer_params):
                         self._start_decode(engine, transfer_params)
                     case AbortPrefill():
@@ -111,9 +124,12 @@ class Exchange:
             self._delivered.rest.close()
         await self._end_decode()
         await self._end_prefill()
+        self._end_wait()
 
     async def _next_event(self) -> Event:
-        legs: set[asyncio.Task[Any]] = {leg for leg in (self._decode, self._prefill) if leg is not None}
+        legs: set[asyncio.Future[Any]] = {leg for leg in (self._decode, self._prefill) if leg is not None}
+        if self._moment is not None:
+            legs.add(self._moment)
         await asyncio.wait(legs, return_when=asyncio.FIRST_COMPLETED)
         # If both are done, D's answer counts: it is whole even where P has failed meanwhile.
         if self._decode is not None and self._decode.done():
@@ -122,8 +138,12 @@ class Exchange:
             if isinstance(event, DecodeFailed):
                 await self._end_decode()
             return event
+        if self._moment is not None and self._moment.done() and not (self._prefill and self._prefill.done()):
+            self._moment = None
+            return BindNow()
         if self._prefill is None:
             raise RuntimeError("no leg is left to wait for")
+        self._end_wait()
         event = self._prefill.result()
         self._prefill = None
         return event
@@ -152,10 +172,41 @@ class Exchange:
         )
         self._prefill.add_done_callback(finish)
 
+    def _await_moment(self, engine: Engine, transfer_id: str) -> None:
+        """Follow the prefill; the future is done when it is time to bind."""
+        if engine.info is None:
+            return
+        self._end_wait()
+        self._moment = moment = asyncio.get_running_loop().create_future()
+        self._just_in_time = JustInTime(engine.pace, self._service.config.bind_margin_seconds)
+        self._watched = transfer_id
+        self._service.control.watch(engine.info, transfer_id, partial(self._hear, self._just_in_time, moment))
+
+    def _hear(self, plan: JustInTime, moment: "asyncio.Future[None]", progress: PrefillProgress) -> None:
+        loop = asyncio.get_running_loop()
+        plan.told(progress, time.monotonic())
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if plan.bind_at is not None and not moment.done():
+            self._alarm = loop.call_later(max(0.0, plan.bind_at - time.monotonic()), _ring, moment)
+
+    def _end_wait(self) -> None:
+        """Whoever is to be bound is, or nobody will be; what is still said of the setup is heard until the end."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._watched is not None:
+            self._service.control.unwatch(self._watched)
+            self._watched = None
+        self._moment = None
+
     def _start_decode(self, engine: Engine, transfer_params: bytes | None) -> None:
         # Counted until `_end_decode`: the engine is busy for as long as it streams.
         self._service.fleet.enter(engine)
         self._decode_engine = engine
+        if self._just_in_time is not None:
+            self._just_in_time.sent(time.monotonic())
         config = self._service.config
         self._decode = asyncio.create_task(
             run_decode_leg(
@@ -186,3 +237,8 @@ class Exchange:
             self._service.fleet.leave(engine)
         if leg is not None:
             await abandon(leg)
+
+
+def _ring(moment: "asyncio.Future[None]") -> None:
+    if not moment.done():
+        moment.set_result(None)

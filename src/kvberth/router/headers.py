@@ -4,10 +4,11 @@ from collections.abc import Iterable
 
 from kvberth.router.answer import Header
 
-__all__ = ["JSON", "MODE", "PATH", "REASON", "REQUEST_ID", "request_headers", "response_headers"]
+__all__ = ["BINDING", "JSON", "MODE", "PATH", "REASON", "REQUEST_ID", "request_headers", "response_headers"]
 
 REQUEST_ID = "x-request-id"
 MODE = "x-kvberth-mode"
+BINDING = "x-kvberth-binding"
 PATH = "x-kvberth-path"
 REASON = "x-kvberth-reason"
 JSON: Header = ("content-type", "application/json")
@@ -21,10 +22,12 @@ _HOP_BY_HOP = frozenset(
 )
 # Set anew for each leg: the bodies are ours, and answers are asked for unpacked because they are looked into.
 _OURS_IN_REQUESTS = frozenset(
-    {"host", "content-length", "content-encoding", "accept-encoding", "expect", REQUEST_ID, MODE}
+    {"host", "content-length", "content-encoding", "accept-encoding", "expect", REQUEST_ID, MODE, BINDING}
 )
 # The client library unpacks, the server dates and counts.
-_OURS_IN_RESPONSES = frozenset({"content-length", "content-encoding", "date", "server", REQUEST_ID, PATH, REASON})
+_OURS_IN_RESPONSES = frozenset(
+    {"content-length", "content-encoding", "date", "server", REQUEST_ID, PATH, REASON, BINDING}
+)
 
 
 def request_headers(client: Iterable[Header], request_id: str) -> list[Header]:

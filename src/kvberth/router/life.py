@@ -1,8 +1,9 @@
 """One request's life up to the moment its answer is settled: events in, actions out. No I/O and no clock.
 
-    push       begin -> BOTH ------ P answered ------> DECODING -- D answered --> SETTLED
-    pull       begin -> PREFILLING -- P answered ----> DECODING -- D answered --> SETTLED
-    undivided  begin ---------------------------------> DECODING -- D answered --> SETTLED
+    bound early          begin -> BOTH -------------------- P answered -> DECODING -- D answered --> SETTLED
+    bound just in time   begin -> PREFILLING -- now -> BOTH -- P answered -> DECODING -- D answered --> SETTLED
+    bound late, and pull begin -> PREFILLING -------------- P answered -> DECODING -- D answered --> SETTLED
+    undivided            begin ----------------------------------------> DECODING -- D answered --> SETTLED
 
 Until the client has seen a byte, a failure can be hidden: a failed prefill leg is tried once more on another engine and
 then the request is served undivided; a failed decode leg starts a new transfer, with both legs anew, on another decode
@@ -17,8 +18,9 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from kvberth.router.answer import Answer
+from kvberth.router.binding import Binding
 from kvberth.router.config import Mode
-from kvberth.router.engines import Engine
+from kvberth.router.engines import Engine, EngineInfo
 from kvberth.router.errors import Failure, Leg, RouterError
 from kvberth.router.transfer import decode_params, prefill_params
 
@@ -26,6 +28,8 @@ __all__ = [
     "AbortDecode",
     "AbortPrefill",
     "Action",
+    "AwaitMoment",
+    "BindNow",
     "DecodeAnswered",
     "DecodeFailed",
     "Deliver",
@@ -86,7 +90,12 @@ class DecodeFailed:
     failure: Failure
 
 
-Event = PrefillAnswered | PrefillRejected | PrefillFailed | DecodeAnswered | DecodeFailed
+@dataclass(frozen=True, slots=True)
+class BindNow:
+    """P will soon be done: the moment to choose D has come."""
+
+
+Event = BindNow | PrefillAnswered | PrefillRejected | PrefillFailed | DecodeAnswered | DecodeFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,14 @@ class StartPrefill:
     engine: Engine
     transfer_id: str
     transfer_params: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMoment:
+    """Watch the prefill and say `BindNow` in time."""
+
+    engine: Engine
+    transfer_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +148,7 @@ class Refuse:
     error: RouterError
 
 
-Action = StartPrefill | StartDecode | AbortPrefill | AbortDecode | Retry | Deliver | Refuse
+Action = StartPrefill | AwaitMoment | StartDecode | AbortPrefill | AbortDecode | Retry | Deliver | Refuse
 
 
 class Engines(Protocol):
@@ -149,6 +166,7 @@ class Life:
         engines: Engines,
         *,
         mode: Mode,
+        binding: Binding = Binding.EARLY,
         obstacle: str | None,
         num_consumers: int,
         new_transfer_id: Callable[[], str],
@@ -157,6 +175,8 @@ class Life:
         self.undivided_reason = obstacle
         self._engines = engines
         self._mode = mode
+        self.binding = Binding.LATE if mode is Mode.PULL else binding
+        self._transfer_id = ""
         self._num_consumers = num_consumers
         self._new_transfer_id = new_transfer_id
         self._failed_prefills: list[Engine] = []
@@ -196,28 +216,46 @@ class Life:
         if prefill is None or prefill.info is None:
             self.undivided_reason = "prefill_failed" if self._failed_prefills else "no_prefill_ready"
             return self._start_undivided(decode)
-        transfer_id = self._new_transfer_id()
+        self._transfer_id = transfer_id = self._new_transfer_id()
         self._prefill = prefill
         to_prefill = prefill_params(transfer_id, num_consumers=self._num_consumers, mode=self._mode)
-        if self._mode is Mode.PULL:
-            # D is chosen when P is done, on load that is fresh then; that one is there at all was asked above.
-            self.state = State.PREFILLING
-            return [StartPrefill(prefill, transfer_id, to_prefill)]
+        start = StartPrefill(prefill, transfer_id, to_prefill)
+        self.state = State.PREFILLING
+        match self.binding:
+            # D is chosen on load that is fresh then; that one is there at all was asked above.
+            case Binding.LATE:
+                return [start]
+            case Binding.JIT:
+                return [start, AwaitMoment(prefill, transfer_id)]
+            case Binding.EARLY:
+                return [start, self._bind(decode, prefill.info)]
+
+    def _bind(self, decode: Engine, producer: EngineInfo) -> StartDecode:
+        """D registers while P computes."""
         self.state = State.BOTH
         self._decode = decode
-        to_decode = decode_params(transfer_id, num_consumers=self._num_consumers, producer=prefill.info)
-        return [StartPrefill(prefill, transfer_id, to_prefill), StartDecode(decode, to_decode)]
+        return StartDecode(
+            decode, decode_params(self._transfer_id, num_consumers=self._num_consumers, producer=producer)
+        )
+
+    def _moment_has_come(self, _event: BindNow) -> list[Action]:
+        decode = self._engines.choose_decode(self._failed_decodes)
+        if decode is None:
+            return self._settle(AbortPrefill(), Refuse(_no_decode_worker()))
+        if self._prefill is None or self._prefill.info is None:
+            return []  # it has just gone; its leg says so next
+        return [self._bind(decode, self._prefill.info)]
 
     def _start_undivided(self, decode: Engine) -> list[Action]:
         self.state = State.DECODING
         self._decode = decode
         return [StartDecode(decode, None)]
 
-    def _prefill_done_in_push(self, _event: PrefillAnswered) -> list[Action]:
+    def _prefill_done_after_binding(self, _event: PrefillAnswered) -> list[Action]:
         self.state = State.DECODING
         return []
 
-    def _prefill_done_in_pull(self, event: PrefillAnswered) -> list[Action]:
+    def _prefill_done_before_binding(self, event: PrefillAnswered) -> list[Action]:
         decode = self._engines.choose_decode(self._failed_decodes)
         if decode is None:
             return self._settle(Refuse(_no_decode_worker()))
@@ -275,10 +313,11 @@ def _no_decode_worker() -> RouterError:
 # What is absent cannot happen: a leg that was aborted is not heard from again.
 # `Any` stands for the event named in the key.
 _HANDLERS: dict[tuple[State, type[Event]], Callable[[Life, Any], list[Action]]] = {
-    (State.PREFILLING, PrefillAnswered): Life._prefill_done_in_pull,
+    (State.PREFILLING, BindNow): Life._moment_has_come,
+    (State.PREFILLING, PrefillAnswered): Life._prefill_done_before_binding,
     (State.PREFILLING, PrefillRejected): Life._prefill_rejected,
     (State.PREFILLING, PrefillFailed): Life._prefill_failed,
-    (State.BOTH, PrefillAnswered): Life._prefill_done_in_push,
+    (State.BOTH, PrefillAnswered): Life._prefill_done_after_binding,
     (State.BOTH, PrefillRejected): Life._prefill_rejected,
     (State.BOTH, PrefillFailed): Life._prefill_failed,
     (State.BOTH, DecodeAnswered): Life._decode_answered,

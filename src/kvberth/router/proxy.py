@@ -12,10 +12,11 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from kvberth.router.answer import Header, Streamed
+from kvberth.router.binding import Binding
 from kvberth.router.config import Mode
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Exchange, Service
-from kvberth.router.headers import MODE, PATH, REASON, REQUEST_ID, request_headers
+from kvberth.router.headers import BINDING, MODE, PATH, REASON, REQUEST_ID, request_headers
 from kvberth.router.legs import StreamBrokenError
 from kvberth.router.reply import Reply
 from kvberth.router.request import Endpoint, parse_request
@@ -129,7 +130,7 @@ class _Call:
         mode = self._mode()
         request = parse_request(self._endpoint, body)
         headers = request_headers(self._headers.items(), self._request_id)
-        self._exchange = exchange = Exchange(self._service, request, mode, headers)
+        self._exchange = exchange = Exchange(self._service, request, mode, self._binding(), headers)
         try:
             async with asyncio.timeout(self._service.config.total_timeout_seconds):
                 await self._settle_and_send(exchange)
@@ -164,12 +165,23 @@ class _Call:
             message = f"{MODE} must be one of {', '.join(Mode)}, got {asked!r}."
             raise RouterError(400, message, code="invalid_mode", param=MODE) from error
 
+    def _binding(self) -> Binding:
+        asked = self._headers.get(BINDING)
+        if asked is None:
+            return self._service.config.binding
+        try:
+            return Binding(asked)
+        except ValueError as error:
+            message = f"{BINDING} must be one of {', '.join(Binding)}, got {asked!r}."
+            raise RouterError(400, message, code="invalid_binding", param=BINDING) from error
+
     def _own_headers(self) -> list[Header]:
         if self._exchange is None:
             return []
         life = self._exchange.life
         reason = [(REASON, life.undivided_reason)] if life.undivided_reason else []
-        return [(PATH, life.path), *reason]
+        bound = [] if life.undivided_reason else [(BINDING, life.binding.value)]
+        return [(PATH, life.path), *bound, *reason]
 
 
 async def _client_goes(receive: Receive) -> None:

@@ -25,6 +25,7 @@ from kvberth.mover import (
     EndPrefill,
     FinishPrefill,
     RestartPrefill,
+    SchedulePrefill,
 )
 from kvberth.protocol import Reason, TransferKey
 from kvberth.protocol.events import (
@@ -179,6 +180,8 @@ class SchedulerSide:
         for request_id, num_scheduled in output.num_scheduled_tokens.items():
             prefill = self._prefills.get(request_id)
             if prefill is not None and not prefill.is_complete:
+                upto = min(before[request_id] + num_scheduled, prefill.num_tokens)
+                self._commands.append(SchedulePrefill(prefill.keys, upto))
                 block_ids = output.kv_connector_block_state.resolve_block_ids(request_id)[0]
                 advance = prefill.advance(before[request_id] + num_scheduled, block_ids, self._block_size)
                 if advance is not None:

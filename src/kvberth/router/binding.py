@@ -1,0 +1,100 @@
+"""When to choose the decode worker. Pure: progress and times in, a moment out.
+
+Early, at the request's arrival, the decode worker reserves memory for the whole of the prefill, and is chosen on load
+that is old when it begins to decode. Late, behind the prefill, it is chosen on fresh load, and the client waits for the
+handoff. Just in time is shortly before the prefill ends: as much before as a decode worker needs to be ready.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Binding", "JustInTime", "Pace", "PrefillProgress"]
+
+_WEIGHT = 0.2
+"""Of the newest observation in a running mean."""
+
+
+class Binding(StrEnum):
+    """When the decode worker is chosen."""
+
+    EARLY = "early"
+    JIT = "jit"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """What a prefill worker says of one prompt; see `kvberth.protocol.messages.Progress`."""
+
+    num_tokens: int
+    scheduled_tokens: int
+    done_tokens: int
+    is_registered: bool
+
+
+class Pace:
+    """What one prefill worker and the decode workers behind it have needed lately.
+
+    Attributes:
+        tokens_per_second: of one prompt while its steps run, others in the same steps included; None before the first.
+        setup_seconds: from the sending of a decode leg to its registration.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_per_second: float | None = None
+        self.setup_seconds = 0.02
+
+    def saw_step(self, num_tokens: int, seconds: float) -> None:
+        """A step has computed so many tokens of a prompt."""
+        if num_tokens > 0 and seconds > 0:
+            rate = num_tokens / seconds
+            before = self.tokens_per_second
+            self.tokens_per_second = rate if before is None else before + _WEIGHT * (rate - before)
+
+    def saw_setup(self, seconds: float) -> None:
+        """A decode leg has been sent, and has registered so long after."""
+        self.setup_seconds += _WEIGHT * (seconds - self.setup_seconds)
+
+
+class JustInTime:
+    """One request whose decode worker has yet to be chosen.
+
+    Args:
+        pace: of its prefill worker; what is seen here is added to it.
+        margin_seconds: earlier than the setup time needs, for what cannot be foreseen.
+    """
+
+    def __init__(self, pace: Pace, margin_seconds: float) -> None:
+        self._pace = pace
+        self._margin = margin_seconds
+        self._latest = PrefillProgress(0, 0, 0, is_registered=False)
+        self._step_began: float | None = None
+        self._sent_at: float | None = None
+        self.bind_at: float | None = None
+
+    def told(self, progress: PrefillProgress, now: float) -> None:
+        """The prefill worker says how far it is; `bind_at` is the moment to bind, None while the request is queued."""
+        before, self._latest = self._latest, progress
+        if progress.is_registered and not before.is_registered and self._sent_at is not None:
+            self._pace.saw_setup(now - self._sent_at)
+        if progress.done_tokens > before.done_tokens and self._step_began is not None:
+            self._pace.saw_step(progress.done_tokens - before.done_tokens, now - self._step_began)
+            self._step_began = now  # the next step has begun behind this one
+        if progress.scheduled_tokens > before.scheduled_tokens and before.scheduled_tokens <= before.done_tokens:
+            self._step_began = now
+        self.bind_at = self._moment(now)
+
+    def sent(self, now: float) -> None:
+        """The decode leg is on its way."""
+        self._sent_at = now
+
+    def _moment(self, now: float) -> float | None:
+        progress = self._latest
+        if progress.scheduled_tokens == 0 and progress.done_tokens == 0:
+            return None
+        rate = self._pace.tokens_per_second
+        if rate is None:
+            return now  # nothing is known of this worker yet
+        began = self._step_began if self._step_began is not None else now
+        ends = began + (progress.num_tokens - progress.done_tokens) / rate
+        return ends - self._pace.setup_seconds - self._margin
