@@ -10,9 +10,13 @@ from typing import Any
 import aiohttp
 
 from kvberth.router.answer import Answer, Header, Streamed
+from kvberth.router.breaker import Outcome
+from kvberth.router.choice import RequestFacts
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
-from kvberth.router.engines import Engine, EngineInfo, Fleet
+from kvberth.router.engines import Engine, EngineInfo
+from kvberth.router.errors import FailureKind
+from kvberth.router.fleet import Fleet, Visit
 from kvberth.router.legs import abandon, run_decode_leg, run_prefill_leg
 from kvberth.router.life import (
     AbortDecode,
@@ -32,6 +36,7 @@ from kvberth.router.life import (
 )
 from kvberth.router.metrics import Metrics
 from kvberth.router.request import ClientRequest
+from kvberth.router.roster import Roster
 
 __all__ = ["Exchange", "Load", "Service"]
 
@@ -51,6 +56,7 @@ class Service:
 
     config: RouterConfig
     fleet: Fleet
+    roster: Roster
     metrics: Metrics
     session: aiohttp.ClientSession
     control: Control
@@ -61,8 +67,9 @@ class Exchange:
     """The legs of one request. `close` must be called, whatever happened: it ends what still runs."""
 
     def __init__(self, service: Service, request: ClientRequest, mode: Mode, headers: list[Header]) -> None:
+        self._facts = RequestFacts(request.estimated_prompt_tokens, request.prefixes)
         self.life = Life(
-            service.fleet,
+            service.fleet.for_request(self._facts, time.monotonic),
             mode=mode,
             obstacle=request.obstacle,
             num_consumers=request.num_consumers,
@@ -73,7 +80,7 @@ class Exchange:
         self._headers = headers
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
-        self._decode_engine: Engine | None = None
+        self._decode_visit: Visit | None = None
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
 
@@ -131,14 +138,17 @@ class Exchange:
     def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
         # Counted here and not in the task, so that a choice in the same instant sees it.
         fleet = self._service.fleet
-        fleet.enter(engine)
-        started = time.monotonic()
+        visit = fleet.enter(engine, self._facts, time.monotonic())
         observe = self._service.metrics.prefill_leg.labels(self.life.path).observe
 
         def finish(leg: asyncio.Task[Any]) -> None:
-            fleet.leave(engine)
+            now = time.monotonic()
+            if _has_prefilled(leg):
+                fleet.prefilled(visit, now)
+            fleet.report(visit, _outcome(leg), now)
+            fleet.leave(visit)
             if not leg.cancelled():
-                observe(time.monotonic() - started)
+                observe(now - visit.started_at)
 
         self._prefill = asyncio.create_task(
             run_prefill_leg(
@@ -154,8 +164,8 @@ class Exchange:
 
     def _start_decode(self, engine: Engine, transfer_params: bytes | None) -> None:
         # Counted until `_end_decode`: the engine is busy for as long as it streams.
-        self._service.fleet.enter(engine)
-        self._decode_engine = engine
+        fleet = self._service.fleet
+        visit = self._decode_visit = fleet.enter(engine, self._facts, time.monotonic())
         config = self._service.config
         self._decode = asyncio.create_task(
             run_decode_leg(
@@ -167,6 +177,7 @@ class Exchange:
                 first_token_timeout_seconds=config.first_token_timeout_seconds if self._request.is_streamed else None,
             )
         )
+        self._decode.add_done_callback(lambda leg: fleet.report(visit, _outcome(leg), time.monotonic()))
 
     def _abandon_transfer(self) -> None:
         """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""
@@ -181,8 +192,26 @@ class Exchange:
 
     async def _end_decode(self) -> None:
         leg, self._decode = self._decode, None
-        engine, self._decode_engine = self._decode_engine, None
-        if engine is not None:
-            self._service.fleet.leave(engine)
+        visit, self._decode_visit = self._decode_visit, None
+        if visit is not None:
+            self._service.fleet.leave(visit)
         if leg is not None:
             await abandon(leg)
+
+
+def _has_prefilled(leg: asyncio.Task[Any]) -> bool:
+    return not leg.cancelled() and leg.exception() is None and isinstance(leg.result(), PrefillAnswered)
+
+
+def _outcome(leg: asyncio.Task[Any]) -> Outcome:
+    """What a leg that has ended proves of its engine."""
+    if leg.cancelled() or leg.exception() is not None:
+        return Outcome.UNDECIDED
+    match leg.result():
+        case PrefillFailed(failure) | DecodeFailed(failure):
+            is_slow = failure.kind is FailureKind.FIRST_TOKEN_TIMEOUT
+            return Outcome.UNDECIDED if is_slow else Outcome.FAILURE
+        case DecodeAnswered(answer) if answer.status >= 500:
+            return Outcome.FAILURE
+        case _:
+            return Outcome.SUCCESS

@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from kvberth.router.answer import Answer
+from kvberth.router.choice import Choice
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, Leg, RouterError
@@ -135,10 +136,10 @@ Action = StartPrefill | StartDecode | AbortPrefill | AbortDecode | Retry | Deliv
 
 
 class Engines(Protocol):
-    """Who is there to choose from; `Fleet` in service."""
+    """Who is there to choose from; `Fleet.for_request` in service."""
 
-    def choose_prefill(self, excluded: Collection[Engine] = ()) -> Engine | None: ...
-    def choose_decode(self, excluded: Collection[Engine] = ()) -> Engine | None: ...
+    def choose_prefill(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
+    def choose_decode(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
 
 
 class Life:
@@ -187,12 +188,14 @@ class Life:
         return handler(self, event)
 
     def _start_transfer(self) -> list[Action]:
-        decode = self._engines.choose_decode(self._failed_decodes)
-        if decode is None:
+        decode_choice = self._engines.choose_decode(self._failed_decodes)
+        if decode_choice is None:
             return self._settle(Refuse(_no_decode_worker()))
+        decode = decode_choice.engine
         if self.undivided_reason:
             return self._start_undivided(decode)
-        prefill = self._engines.choose_prefill(self._failed_prefills)
+        prefill_choice = self._engines.choose_prefill(self._failed_prefills)
+        prefill = prefill_choice.engine if prefill_choice else None
         if prefill is None or prefill.info is None:
             self.undivided_reason = "prefill_failed" if self._failed_prefills else "no_prefill_ready"
             return self._start_undivided(decode)
@@ -218,9 +221,10 @@ class Life:
         return []
 
     def _prefill_done_in_pull(self, event: PrefillAnswered) -> list[Action]:
-        decode = self._engines.choose_decode(self._failed_decodes)
-        if decode is None:
+        choice = self._engines.choose_decode(self._failed_decodes)
+        if choice is None:
             return self._settle(Refuse(_no_decode_worker()))
+        decode = choice.engine
         if event.transfer_params is None:
             self.undivided_reason = "no_transfer_params"
             return self._start_undivided(decode)
