@@ -109,6 +109,7 @@ async def test_a_removed_engine_goes_with_its_last_request(site):
     assert (status, said["leaving"], said["draining"]) == (200, True, True)
     await ask(client, "POST", ENGINES, {"url": staying.url})
     await client.until_engine(staying, ready=True)
+    assert (await ask(client, "POST", ENGINES, {"url": staying.url, "role": "decode"}))[0] == 200
     assert await client.text(PROMPT)
     assert len(leaving.seen) == 1
     assert watches() == {f"watch {leaving.url}", f"watch {staying.url}"}
@@ -251,7 +252,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing(site, tmp_path, caplog
 
 
 async def test_a_role_that_the_file_asserts_later_is_held_to(site, tmp_path):
-    """The engine is asked anew; when the assertion is taken back, it is what it says."""
+    """The engine is asked anew, and at once."""
     file = tmp_path / "engines"
     decode = await site.decode()
     file.write_text(decode.url)

@@ -35,7 +35,7 @@ class Roster:
     def add(self, url: str, role: Role | None, source: Source) -> Engine:
         """Have this engine from now on; one that was leaving stays, one that is there already remains as it is.
 
-        Raises `RoleConflictError` if it is there and `role` is not the one that was asserted of it.
+        Raises `RoleConflictError` if it is there and `role` is not the one that was asserted of it, or that it has.
         """
         engine = self._fleet.find(url)
         if engine is None:
@@ -46,8 +46,8 @@ class Roster:
             self._fleet.keep(engine)
             engine.source = source
             _assert_role(engine, role)
-        elif role not in (None, engine.asserted_role):
-            raise RoleConflictError(f"{url} is known already, and not as a {role.word if role else ''} worker")
+        elif role is not None and role is not (engine.asserted_role or engine.role):
+            raise RoleConflictError(f"{url} is known already, and not as a {role.word} worker")
         return engine
 
     def remove(self, engine: Engine) -> None:

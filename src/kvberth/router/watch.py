@@ -35,8 +35,10 @@ class Watch:
         self._tasks[engine] = asyncio.create_task(watching, name=f"watch {engine.url}")
 
     def forget(self, engine: Engine) -> None:
+        """End its task. One that is not followed (any more) is nothing to forget: requests may outlive the watch."""
         engine.on_unready = None
-        self._tasks.pop(engine).cancel()
+        if task := self._tasks.pop(engine, None):
+            task.cancel()
 
     async def close(self) -> None:
         """End all tasks."""
