@@ -311,3 +311,40 @@ async def test_a_clients_mistakes_and_slow_tokens_open_no_breaker(site):
         async with client.post(PROMPT | {"stream": True}) as response:
             assert response.status == 504
     assert (await client.health())["decode"][0]["breaker"] == "closed"
+
+
+async def test_a_prefill_worker_that_fails_in_a_row_is_not_asked(site):
+    """Requests are served undivided at once, without trying it first."""
+    prefill = await site.prefill(answers({"error": {}}, 500))
+    client = await site.router([prefill], [await site.decode()], mode="pull")
+    for expected in ["prefill_failed"] * 3 + ["no_prefill_ready"]:
+        async with client.post(PROMPT) as response:
+            assert (response.status, response.headers["x-kvberth-reason"]) == (200, expected)
+    assert len(prefill.seen) == 3
+
+
+async def test_policies_are_those_of_the_settings(site):
+    """Round robin uses both workers of each role, though one has seen the same long prompt and all is free there."""
+    settings = {"prefill_policy": "round-robin", "decode_policy": "round-robin"}
+    workers = [await site.prefill(), await site.prefill()], [await site.decode(), await site.decode()]
+    client = await site.router(*workers, **settings)
+    familiar = await site.router(*workers, decode_policy="round-robin", affinity_seconds=9)
+    body = PROMPT | {"prompt": "x" * 1000}
+    for _ in range(2):
+        await client.text(body)
+    assert [len(worker.seen) for worker in workers[0] + workers[1]] == [1, 1, 1, 1]
+    for _ in range(3):
+        await familiar.text(body)
+    assert sorted(len(worker.seen) for worker in workers[0]) == [1, 4]
+
+
+async def test_a_router_that_has_ended_hears_no_hangup(site, tmp_path):
+    """The signal is the process's own again."""
+    file = tmp_path / "engines"
+    file.touch()
+    app = create_app(RouterConfig(engines_file=str(file)))
+    loop = asyncio.get_running_loop()
+    async with app.router.lifespan_context(app):
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    assert not loop.remove_signal_handler(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

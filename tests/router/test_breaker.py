@@ -66,13 +66,13 @@ def test_every_state_and_outcome(make, outcome, is_probe, state):
 
 
 def test_one_request_finds_out():
-    """Nothing is sent during the pause, then one request, and no second one until it has ended."""
+    """Nothing is sent during the pause, then one request, and no second one with it."""
     breaker = opened(at=10.0)
     assert not breaker.allows(10.99)
     assert not breaker.enter(10.99)
     assert breaker.allows(11.0)
     assert breaker.enter(11.0)
-    assert (breaker.allows(11.0), breaker.enter(99.0)) == (False, False)
+    assert (breaker.allows(11.9), breaker.enter(11.9)) == (False, False)
     breaker.report(SUCCESS, 11.5, is_probe=True)
     assert (breaker.allows(11.5), breaker.enter(11.5)) == (True, False)
 
@@ -91,6 +91,14 @@ def test_the_pause_doubles_up_to_half_a_minute():
     for _ in range(3):
         breaker.report(FAILURE, 500.0, is_probe=False)
     assert breaker.retry_at == 501.0
+
+
+def test_a_probe_that_takes_long_does_not_keep_the_engine_out():
+    """One more request may find out after each pause; each of them may close or open the breaker."""
+    breaker = probing(at=1.0)
+    assert [breaker.enter(now) for now in (1.9, 2.0, 2.9, 3.0)] == [False, True, False, True]
+    breaker.report(FAILURE, 3.5, is_probe=True)
+    assert (breaker.state, breaker.retry_at) == (OPEN, 5.5)
 
 
 def test_a_probe_that_was_cut_short_is_followed_by_another():

@@ -199,7 +199,7 @@ def _describe(engine: Engine, now: float) -> _EngineStatus:
         breaker=_BreakerStatus(
             breaker.state,
             breaker.failures,
-            max(0.0, breaker.retry_at - now) if breaker.state is BreakerState.OPEN else None,
+            max(0.0, breaker.retry_at - now) if breaker.state is not BreakerState.CLOSED else None,
         ),
     )
 

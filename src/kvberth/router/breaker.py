@@ -2,6 +2,7 @@
 
     CLOSED -- 3 failures in a row --> OPEN -- its pause is over, a request enters --> HALF_OPEN
     HALF_OPEN -- that request fails --> OPEN, with twice the pause
+    HALF_OPEN -- as long a pause without an end of it --> one more request
     any state -- a success --> CLOSED
 
 It is for engines that answer badly. An engine that is gone is taken out at once, by `Engine.mark_unready`.
@@ -42,14 +43,16 @@ class Breaker:
         self._pause_seconds = _FIRST_PAUSE_SECONDS
 
     def allows(self, now: float) -> bool:
-        """Whether a request may be sent: always while closed, and one when the pause is over."""
-        return self.state is BreakerState.CLOSED or (self.state is BreakerState.OPEN and now >= self.retry_at)
+        """Whether a request may be sent: always while closed, otherwise one whenever the pause is over."""
+        return self.state is BreakerState.CLOSED or now >= self.retry_at
 
     def enter(self, now: float) -> bool:
         """A request is sent. True if it is the one that finds out whether the engine is well again."""
-        is_probe = self.state is BreakerState.OPEN and self.allows(now)
+        is_probe = self.state is not BreakerState.CLOSED and self.allows(now)
         if is_probe:
             self.state = BreakerState.HALF_OPEN
+            # A long answer that is not streamed says nothing for minutes: the engine need not wait for its end.
+            self.retry_at = now + self._pause_seconds
         return is_probe
 
     def report(self, outcome: Outcome, now: float, *, is_probe: bool) -> None:
