@@ -36,6 +36,12 @@ def test_data_parallel_ranks_are_one_engine():
     assert (load.running, load.waiting, load.kv_usage, load.kv_capacity_tokens) == (4, 2, 0.5, 32_000)
 
 
+def test_the_first_and_the_last_line_count():
+    """Wherever the page begins, and if it ends without a line break."""
+    lines = [line for line in PAGE.splitlines() if line.startswith("vllm:")]
+    assert parse("\n".join(lines)) == parse("\r\n".join([*lines[::-1], ""])) == parse(PAGE)
+
+
 @pytest.mark.parametrize("blocks", ['num_gpu_blocks="None"', 'num_gpu_blocks="0"', 'other="1"'])
 def test_an_engine_may_not_say_how_many_blocks_it_has(blocks):
     """The rest is of use still."""

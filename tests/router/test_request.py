@@ -267,6 +267,8 @@ def test_an_image_is_not_as_long_as_its_bytes():
     """A megabyte of base64 is no quarter of a million tokens."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
     assert 1000 <= estimate({"messages": [{"role": "user", "content": [image]}]}, Endpoint.CHAT) < 1100
+    text = {"type": "text", "text": "x" * 4000}
+    assert 3000 <= estimate({"messages": [{"role": "user", "content": [image, text, image]}]}, Endpoint.CHAT) < 3100
 
 
 def test_a_conversation_that_grows_keeps_its_prefixes():

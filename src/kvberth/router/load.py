@@ -1,6 +1,6 @@
 """How busy an engine is: what its own `/metrics` say, and what the router measures of it. No I/O and no clock."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -59,10 +59,19 @@ def parse_load(metrics_text: str, *, read_at: float, held: Held) -> EngineLoad:
 
 
 def samples_of(metrics_text: str, names: Iterable[str]) -> list[Sample]:
-    """The samples with these names. vLLM's page has thousands of lines; the full parser sees only ours."""
-    starts = tuple(f"{name}{mark}" for name in names for mark in "{ ")
-    ours = "".join(f"{line}\n" for line in metrics_text.splitlines() if line.startswith(starts))
+    """The samples with these names. vLLM's page has thousands of lines, of which the parser sees only ours."""
+    page = f"\n{metrics_text}\n"
+    ours = "".join(line for name in names for line in _lines_of(page, name))
     return [sample for family in text_string_to_metric_families(ours) for sample in family.samples]
+
+
+def _lines_of(page: str, name: str) -> Iterator[str]:
+    start = page.find(f"\n{name}")
+    while start >= 0:
+        end = page.find("\n", start + 1)
+        if page[start + 1 + len(name)] in "{ ":
+            yield page[start + 1 : end + 1]
+        start = page.find(f"\n{name}", end)
 
 
 def _by_rank(samples: Iterable[Sample], name: str) -> dict[str, float]:
