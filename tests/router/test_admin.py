@@ -10,7 +10,7 @@ import pytest
 from kvberth.router import RouterConfig, create_app
 from kvberth.router.admin import _is_loopback
 
-from .fakes import D_ANSWER, answers, streams, streams_on, until
+from .fakes import D_ANSWER, answers, hangs, streams, streams_on, until
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +68,7 @@ async def test_everything_known_of_an_engine_is_shown(site):
         "tp_size": 1,
         "in_flight": 0,
         "prompt_tokens_in_flight": 0,
+        "transfers": 0,
         "free_kv_tokens": None,
         "prefill_tokens_per_second": None,
         "load": None,
@@ -121,6 +122,37 @@ async def test_a_removed_engine_goes_with_its_last_request(site):
         page = await response.text()
     assert staying.url in page
     assert leaving.url not in page
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+async def test_a_prefill_worker_is_needed_until_its_kv_has_arrived(site, mode):
+    """It has answered, but a decode worker may be reading still: with D's first bytes it may go."""
+    first_token = asyncio.Event()
+    prefill = await site.prefill()
+    decode = await site.decode(streams(EVENT, after=first_token, then=streams_on(EVENT, after=asyncio.Event())))
+    client = await site.router([prefill], [decode], mode=mode)
+    async with asyncio.timeout(5):
+        asking = asyncio.ensure_future(client.text(PROMPT | {"stream": True}))
+        await decode.arrived.wait()
+        await client.until_engine(prefill, in_flight=0, transfers=1)
+        status, said = await ask(client, "DELETE", f"{ENGINES}?url={prefill.url}")
+        assert (status, said["leaving"]) == (200, True)
+        assert await client.engine(prefill)
+        first_token.set()
+        await until(lambda: is_gone(client, prefill))
+    assert not asking.done()
+    asking.cancel()
+
+
+async def test_an_abandoned_transfer_needs_nobody(site):
+    """A client that goes away leaves no engine counted as needed."""
+    prefill, decode = await site.prefill(), await site.decode(hangs)
+    client = await site.router([prefill], [decode])
+    asking = asyncio.ensure_future(client.text(PROMPT))
+    async with asyncio.timeout(5):
+        await client.until_engine(prefill, in_flight=0, transfers=1)
+        asking.cancel()
+        await client.until_engine(prefill, transfers=0)
 
 
 async def is_gone(client, engine):

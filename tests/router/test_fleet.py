@@ -143,6 +143,19 @@ def test_a_removed_engine_is_forgotten_with_its_last_request():
     assert (fleet.decode, forgotten) == ([], [engine, idle])
 
 
+def test_a_removed_engine_is_kept_for_its_transfers():
+    """Blocks that are read after its answer are there still."""
+    fleet = ready_fleet()
+    engine = fleet.prefill[0]
+    visit = fleet.enter(engine, FACTS, 0)
+    fleet.begin_transfer(engine)
+    fleet.remove(engine)
+    fleet.leave(visit)
+    assert fleet.find(engine.url) is engine
+    fleet.end_transfer(engine)
+    assert fleet.find(engine.url) is None
+
+
 def test_a_removed_engine_can_be_kept():
     """It is the same engine, with what is known of it."""
     fleet = ready_fleet()

@@ -56,6 +56,7 @@ class _EngineStatus(msgspec.Struct):
     tp_size: int | None
     in_flight: int
     prompt_tokens_in_flight: int
+    transfers: int
     free_kv_tokens: float | None
     prefill_tokens_per_second: float | None
     load: _LoadStatus | None
@@ -123,14 +124,13 @@ async def _remove(service: Service, request: Request) -> Response:
 
 async def _drain(service: Service, request: Request) -> Response:
     engine = _find(service, (await _read(request, _Named)).url)
-    engine.is_draining = True
+    service.roster.drain(engine)
     return _json(_describe(engine, time.monotonic()))
 
 
 async def _resume(service: Service, request: Request) -> Response:
     engine = _find(service, (await _read(request, _Named)).url)
-    service.fleet.keep(engine)
-    engine.is_draining = False
+    service.roster.resume(engine)
     return _json(_describe(engine, time.monotonic()))
 
 
@@ -191,6 +191,7 @@ def _describe(engine: Engine, now: float) -> _EngineStatus:
         tp_size=info.tp_size if info else None,
         in_flight=engine.in_flight,
         prompt_tokens_in_flight=engine.held.tokens,
+        transfers=engine.transfers,
         free_kv_tokens=engine.free_kv_tokens,
         prefill_tokens_per_second=engine.rate.tokens_per_second,
         load=_LoadStatus(load.running, load.waiting, load.kv_usage, load.kv_capacity_tokens, now - load.read_at)

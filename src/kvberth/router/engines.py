@@ -56,6 +56,8 @@ class Engine:
     An engine is ready once it is healthy and has said who it is. What it said is forgotten with its readiness: behind
     the same URL a restarted engine is another engine. `role` is the last that is known, `asserted_role` what a person
     said that it must be. A draining engine gets nothing new; a leaving one is forgotten with its last request.
+    `transfers` counts the requests whose KV cache comes from there and has not all arrived, as far as is known: a
+    prefill worker that has answered is needed still.
     """
 
     url: str
@@ -67,6 +69,7 @@ class Engine:
     is_draining: bool = False
     is_leaving: bool = False
     held: Held = field(default_factory=Held)
+    transfers: int = 0
     load: EngineLoad | None = None
     last_turn: int = 0
     breaker: Breaker = field(default_factory=Breaker)
@@ -100,6 +103,11 @@ class Engine:
         if self.load is None or self.load.kv_capacity_tokens is None:
             return None
         return self.load.kv_capacity_tokens * (1 - self.load.kv_usage) - (self.held.tokens - self.load.held.tokens)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether stopping it would cost a request of this router."""
+        return self.held.requests > 0 or self.transfers > 0
 
     def is_available(self, now: float) -> bool:
         """Whether a new leg may be sent there."""

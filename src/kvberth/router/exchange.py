@@ -81,6 +81,7 @@ class Exchange:
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
         self._decode_visit: Visit | None = None
+        self._kv_source: Engine | None = None
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
 
@@ -93,6 +94,7 @@ class Exchange:
                     case StartPrefill(engine, transfer_id, transfer_params):
                         self._abandon_transfer()
                         self._transfer = (engine.info, transfer_id) if engine.info is not None else None
+                        self._take_kv_from(engine)
                         self._start_prefill(engine, transfer_params)
                     case StartDecode(engine, transfer_params):
                         self._start_decode(engine, transfer_params)
@@ -105,6 +107,7 @@ class Exchange:
                         self._service.metrics.retries.labels(failure.leg, failure.kind).inc()
                     case Deliver(answer):
                         self._delivered = answer
+                        self._take_kv_from(None)  # with D's first bytes all of it has arrived
                         return answer
                     case Refuse(error):
                         raise error
@@ -114,6 +117,7 @@ class Exchange:
         """Abort whatever is still on its way, and let P know that nobody will come for its blocks."""
         if self._delivered is None:
             self._abandon_transfer()
+        self._take_kv_from(None)
         if isinstance(self._delivered, Streamed):
             self._delivered.rest.close()
         await self._end_decode()
@@ -178,6 +182,13 @@ class Exchange:
             )
         )
         self._decode.add_done_callback(lambda leg: fleet.report(visit, _outcome(leg), time.monotonic()))
+
+    def _take_kv_from(self, engine: Engine | None) -> None:
+        if self._kv_source is not None:
+            self._service.fleet.end_transfer(self._kv_source)
+        self._kv_source = engine
+        if engine is not None:
+            self._service.fleet.begin_transfer(engine)
 
     def _abandon_transfer(self) -> None:
         """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""

@@ -129,8 +129,15 @@ class Fleet:
         """A leg has left its engine; once per leg."""
         held = visit.engine.held
         visit.engine.held = Held(held.requests - 1, held.tokens - visit.tokens)
-        if visit.engine.is_leaving:
-            self._forget_if_done(visit.engine)
+        self._forget_if_done(visit.engine)
+
+    def begin_transfer(self, engine: Engine) -> None:
+        """A request's KV cache comes from this engine: it is not forgotten before `end_transfer`."""
+        engine.transfers += 1
+
+    def end_transfer(self, engine: Engine) -> None:
+        engine.transfers -= 1
+        self._forget_if_done(engine)
 
     def _choose(
         self, engines: list[Engine], policy: Policy, facts: RequestFacts, now: float, excluded: Collection[Engine]
@@ -139,7 +146,8 @@ class Fleet:
         return policy(candidates, facts, self._affinity_seconds) if candidates else None
 
     def _forget_if_done(self, engine: Engine) -> None:
-        if engine.held.requests == 0 and self._engines.get(engine.url) is engine:
+        is_known = self._engines.get(engine.url) is engine
+        if engine.is_leaving and is_known and not engine.is_needed:
             del self._engines[engine.url]
             if self._on_forgotten is not None:
                 self._on_forgotten(engine)

@@ -50,6 +50,17 @@ class Roster:
             raise RoleConflictError(f"{url} is known already, and not as a {role.word} worker")
         return engine
 
+    def drain(self, engine: Engine) -> None:
+        """Send nothing new to this engine; what it has goes on."""
+        logger.info("engine %s is drained; %d requests are in flight there", engine.url, engine.in_flight)
+        engine.is_draining = True
+
+    def resume(self, engine: Engine) -> None:
+        """Take back a `drain`, or a `remove` that is not complete yet."""
+        logger.info("engine %s is in use again", engine.url)
+        self._fleet.keep(engine)
+        engine.is_draining = False
+
     def remove(self, engine: Engine) -> None:
         """Drain this engine, and forget it when its last request has ended."""
         if not engine.is_leaving:
