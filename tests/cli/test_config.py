@@ -50,7 +50,7 @@ def test_a_list_in_the_environment_is_split_at_spaces(kvberth_command, served):
             "[up]: unknown key 'prefil'; known are model, emulate, emulate_link, prefill, decode, undivided, mode,",
         ),
         ("[up]\nconfig = 'x'", "[up]: unknown key 'config'; known are"),
-        ("[router]\nmodel = 'm'", "[router]: unknown key 'model'; known are decode, prefill, mode,"),
+        ("[router]\nmodel = 'm'", "[router]: unknown key 'model'; known are engine, prefill, decode,"),
         ("[upp]\n", "unknown table 'upp'; known are up, router"),
         ("prefill = 2", "unknown table 'prefill'; known are up, router"),
         ("up = 2", "[up]: must be a table of settings"),

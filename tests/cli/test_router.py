@@ -6,13 +6,18 @@ import sys
 import pytest
 
 import kvberth.router
-from kvberth.cli.options import Mode
+from kvberth.cli.options import DecodePolicy, Mode, PrefillPolicy
 from kvberth.router import Mode as RouterMode
 from kvberth.router import RouterConfig
+from kvberth.router.choice import DecodePolicy as RouterDecodePolicy
+from kvberth.router.choice import PrefillPolicy as RouterPrefillPolicy
 
 OTHER_VALUES = {
+    "engines": ("http://e:1", "http://e:2"),
     "prefill": ("http://p:1", "http://p:2"),
     "decode": ("http://d:1",),
+    "engines_file": "engines.txt",
+    "admin_key": "secret",
     "host": "0.0.0.0",
     "port": 9000,
     "mode": RouterMode.PULL,
@@ -20,9 +25,13 @@ OTHER_VALUES = {
     "first_token_timeout_seconds": 2.5,
     "total_timeout_seconds": 3.5,
     "health_interval_seconds": 0.5,
+    "prefill_policy": RouterPrefillPolicy.ROUND_ROBIN,
+    "decode_policy": RouterDecodePolicy.LEAST_LOADED,
+    "affinity_seconds": 0.25,
     "max_in_flight": 7,
     "max_body_bytes": 8,
 }
+FLAGS = {"engines": "--engine"}  # repeated, and so in the singular
 
 
 def test_every_setting_has_a_flag(kvberth_command, served):
@@ -31,7 +40,7 @@ def test_every_setting_has_a_flag(kvberth_command, served):
     flags = []
     for name, value in OTHER_VALUES.items():
         for each in value if isinstance(value, tuple) else [value]:
-            flags += [f"--{name.replace('_', '-')}", each]
+            flags += [FLAGS.get(name, f"--{name.replace('_', '-')}"), each]
     assert kvberth_command("router", *flags).exit_code == 0
     assert served == [RouterConfig(**OTHER_VALUES)]
 
@@ -42,15 +51,26 @@ def test_defaults_are_the_router_s_own(kvberth_command, served):
     assert served == [RouterConfig(prefill=(), decode=("http://d:1",))]
 
 
-def test_modes_are_the_router_s():
-    """The command's own copy of the enum, there for a quick start, has not drifted."""
-    assert {each.value for each in Mode} == {each.value for each in RouterMode}
+@pytest.mark.parametrize(
+    ("own", "router"),
+    [(Mode, RouterMode), (PrefillPolicy, RouterPrefillPolicy), (DecodePolicy, RouterDecodePolicy)],
+)
+def test_choices_are_the_router_s(own, router):
+    """The command's own copies of enums, there for a quick start, have not drifted."""
+    assert {each.value for each in own} == {each.value for each in router}
+
+
+def test_the_admin_key_may_come_from_the_environment(kvberth_command, served, monkeypatch):
+    """Flags can be read by everyone on the machine."""
+    monkeypatch.setenv("KVBERTH_ADMIN_KEY", "secret")
+    kvberth_command("router", "--engine", "http://e:1")
+    assert served == [RouterConfig(engines=("http://e:1",), admin_key="secret")]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "Missing option '--decode'; see 'kvberth router --help'"),
+        ([], "engines, decode, engines_file: at least one is needed, or nobody could answer"),
         (["--decode", "d:1"], "decode: 'd:1' is no engine URL, expected something like http://127.0.0.1:8001"),
         (["--decode", "http://d", "--max-in-flight", "0"], "max_in_flight: must be at least 1, got 0"),
     ],
@@ -68,3 +88,13 @@ def test_a_router_that_cannot_start_fails(kvberth_command, monkeypatch):
     result = kvberth_command("router", "--decode", "http://d:1")
     assert result.exit_code == 1
     assert "the router could not start on 127.0.0.1:8000; the log above says why" in result.stderr
+
+
+def test_an_engines_file_that_cannot_be_used_is_one_line(kvberth_command, tmp_path):
+    """At the start a mistake in it ends the command; later it changes nothing."""
+    path = tmp_path / "engines"
+    path.write_text("http://a\nhttp://b both\n")
+    result = kvberth_command("router", "--engines-file", path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"kvberth: {path}: line 2: ")
+    assert result.stderr.count("\n") == 1

@@ -118,6 +118,7 @@ class Rig:
         self.consumer = Engine("D", self.fabric, fill=2, factor=consumer_factor, **consumer_changes)
         self.route = b"route-D"
         self.is_cut = False
+        self.to_others: list[tuple[bytes, bytes]] = []  # what P has sent to other routes
         self.results = {"P": Results(), "D": Results()}
 
     def announce(self) -> None:
@@ -145,7 +146,9 @@ class Rig:
                 if address == ADDRESS and not self.is_cut:
                     self.producer.core.frame_from_client(self.route, frame, self.now)
             for route, frame in _take(self.producer.wire.to_clients):
-                if route == self.route and not self.is_cut:
+                if route != self.route:
+                    self.to_others.append((route, frame))
+                elif not self.is_cut:
                     self.consumer.core.frame_from_server(ADDRESS, frame, self.now)
             for engine in (self.producer, self.consumer):
                 engine.core.look()

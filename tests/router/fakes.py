@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -48,6 +48,9 @@ class FakeEngine:
     engine_id: str = "engine-0"
     is_healthy: bool = True
     says_who_it_is: bool = True
+    load: dict[str, str] = field(default_factory=dict)
+    shows_metrics: bool = True
+    control: tuple[str, int] = ("10.0.0.9", 14579)
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +65,7 @@ class FakeEngine:
             case "/health":
                 await send_whole(send, 200 if self.is_healthy else 503, b"")
             case "/metrics":
-                await send_whole(send, 200, self.metrics_text().encode())
+                await send_whole(send, 200 if self.shows_metrics else 500, self.metrics_text().encode())
             case "/v1/models":
                 await send_whole(send, 200, b'{"object":"list","data":[{"id":"%s"}]}' % self.engine_id.encode())
             case _:
@@ -70,10 +73,11 @@ class FakeEngine:
 
     def metrics_text(self) -> str:
         ours = (
-            f'kvberth:engine_info{{role="{self.role}",engine_id="{self.engine_id}",control_host="10.0.0.9",'
-            'control_port="14579",tp_size="1",transfer_mode="push",model_name="m",engine="0"} 1\n'
+            f'kvberth:engine_info{{role="{self.role}",engine_id="{self.engine_id}",control_host="{self.control[0]}",'
+            f'control_port="{self.control[1]}",tp_size="1",transfer_mode="push",model_name="m",engine="0"}} 1\n'
         )
-        return 'vllm:num_requests_running{engine="0"} 0\n' + (ours if self.says_who_it_is else "")
+        load = "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in self.load.items())
+        return 'vllm:some_other{engine="0"} 0\n' + load + (ours if self.says_who_it_is else "")
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -243,6 +247,21 @@ class Client:
     def get(self, path: str) -> Any:
         return self.session.get(self.url + path)
 
+    async def engine(self, engine: FakeEngine) -> dict[str, Any] | None:
+        """What the admin API says of an engine, None if it is not known."""
+        async with self.get("/kvberth/engines") as response:
+            known = {each["url"]: each for each in (await response.json())["engines"]}
+        return known.get(engine.url)
+
+    async def until_engine(self, engine: FakeEngine, **facts: Any) -> None:
+        """Until the admin API says so of an engine."""
+
+        async def is_so() -> bool:
+            said = await self.engine(engine) or {}
+            return all(said.get(name) == value for name, value in facts.items())
+
+        await until(is_so)
+
     async def metric(self, name: str) -> float:
         """The value of one line of the router's /metrics, 0 if it is not there."""
         async with self.get("/metrics") as response:
@@ -293,7 +312,12 @@ class Site:
         return await self._start(FakeEngine("kv_consumer", behave or answers(D_ANSWER), **settings))
 
     async def router(
-        self, prefill: list[FakeEngine | str], decode: list[FakeEngine | str], *, wait_for: str = "ok", **settings: Any
+        self,
+        prefill: Sequence[FakeEngine | str] = (),
+        decode: Sequence[FakeEngine | str] = (),
+        *,
+        wait_for: str = "ok",
+        **settings: Any,
     ) -> Client:
         settings.setdefault("health_interval_seconds", 0.05)
         config = RouterConfig(
@@ -310,7 +334,8 @@ class Site:
 
     async def _all_were_heard_from(self, client: Client) -> bool:
         health = await client.health()
-        return all(engine["problem"] != "not heard from yet" for engine in health["prefill"] + health["decode"])
+        engines = health["prefill"] + health["decode"] + health["unknown"]
+        return all(engine["problem"] != "not heard from yet" for engine in engines)
 
     async def _start(self, engine: FakeEngine) -> FakeEngine:
         engine.port = await self._stack.enter_async_context(listening(engine))

@@ -16,7 +16,14 @@ def test_urls_and_mode_are_put_in_order():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"decode": ()}, "decode"),
+        ({"decode": ()}, "engines, decode, engines_file: at least one"),
+        ({"engines": ("a:1",)}, "engines: 'a:1'"),
+        ({"engines": ("http://a:1/",)}, "http://a:1 is named more than once"),
+        ({"admin_key": " "}, "admin_key"),
+        ({"prefill_policy": "best"}, "best"),
+        ({"decode_policy": "queue"}, "queue"),
+        ({"affinity_seconds": -1}, "affinity_seconds"),
+        ({"affinity_seconds": float("nan")}, "affinity_seconds"),
         ({"prefill": ("a:1",)}, "prefill: 'a:1'"),
         ({"decode": ("http://a:1",)}, "http://a:1 is named more than once"),
         ({"mode": "shove"}, "shove"),
@@ -32,3 +39,14 @@ def test_a_wrong_setting_is_named(change, named):
     """One line that says which."""
     with pytest.raises(ValueError, match=named):
         RouterConfig(**(GOOD | change))
+
+
+@pytest.mark.parametrize("change", [{"engines": ("http://a",)}, {"decode": ("http://a",)}, {"engines_file": "f"}])
+def test_any_way_to_name_engines_is_enough(change):
+    """Also a file that names nobody yet."""
+    assert RouterConfig(**change)
+
+
+def test_the_admin_key_is_not_shown():
+    """Settings end up in logs."""
+    assert "secret" not in repr(RouterConfig(**GOOD, admin_key="secret"))

@@ -1,14 +1,19 @@
-"""What the router tells prefill workers on their control channel."""
+"""What the router and prefill workers tell each other on the control channel."""
 
+import asyncio
 import socket
-from contextlib import closing
 
+import pytest
 import zmq
+import zmq.asyncio
 
-from kvberth.protocol import Reason, TransferKey, decode
-from kvberth.protocol.messages import Cancel
+from kvberth.protocol import Reason, TransferKey, decode, encode
+from kvberth.protocol.messages import Cancel, Progress, Watch
+from kvberth.router.binding import PrefillProgress
 from kvberth.router.control import Control
 from kvberth.router.engines import EngineInfo, Role
+
+pytestmark = pytest.mark.anyio
 
 
 def free_port() -> int:
@@ -21,22 +26,63 @@ def info(port: int, tp_size: int = 1) -> EngineInfo:
     return EngineInfo(Role.PREFILL, "engine-0", "127.0.0.1", port, tp_size)
 
 
-def test_abandoned_transfer_is_told_to_each_rank():
-    """One `Cancel` per rank and consumer, at the ports that follow each other."""
-    with zmq.Context() as context, closing(Control()) as control:
-        first = context.socket(zmq.ROUTER)
-        port = first.bind_to_random_port("tcp://127.0.0.1")
-        control.abandon(info(port), "t-1", 2)
-        frames = [first.recv_multipart()[1] for _ in range(2) if first.poll(5000)]
-        assert [decode(frame) for frame in frames] == [
-            Cancel(TransferKey("t-1", index), 0, Reason.CONSUMER_GONE) for index in range(2)
-        ]
-        first.close(0)
+class Producer:
+    """A prefill worker's end."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._route = b""
+
+    async def hear(self) -> object:
+        async with asyncio.timeout(5):
+            self._route, frame = await self._socket.recv_multipart()
+        return decode(frame)
+
+    async def say(self, message: object) -> None:
+        await self._socket.send_multipart([self._route, encode(message)])  # type: ignore[arg-type]
+
+    async def say_raw(self, frame: bytes) -> None:
+        await self._socket.send_multipart([self._route, frame])
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()
 
 
-def test_engine_that_is_gone_keeps_nobody_waiting():
+async def test_abandoned_transfer_is_told_for_each_consumer():
+    """One `Cancel` each."""
+    producer = Producer()
+    async with Control() as control:
+        control.abandon(info(producer.port), "t-1", 2)
+        for index in range(2):
+            assert await producer.hear() == Cancel(TransferKey("t-1", index), 0, Reason.CONSUMER_GONE)
+    producer.close()
+
+
+async def test_progress_reaches_who_watches():
+    """Of this transfer only, until the end of the watch; rubbish changes nothing."""
+    producer, heard = Producer(), asyncio.Queue()
+    async with Control() as control:
+        control.watch(info(producer.port), "t-1", heard.put_nowait)
+        assert await producer.hear() == Watch(TransferKey("t-1"))
+        await producer.say_raw(b"rubbish")
+        await producer.say(Progress(TransferKey("t-2"), 100, 50, 0, is_registered=False))
+        await producer.say(Progress(TransferKey("t-1"), 100, 50, 0, is_registered=True))
+        async with asyncio.timeout(5):
+            assert await heard.get() == PrefillProgress(100, 50, 0, is_registered=True)
+        control.unwatch("t-1")
+        await producer.say(Progress(TransferKey("t-1"), 100, 100, 100, is_registered=True))
+        await asyncio.sleep(0.1)
+    assert heard.empty()
+    producer.close()
+
+
+async def test_engine_that_is_gone_keeps_nobody_waiting():
     """Neither what is said, more than is queued for it, nor the end waits for it."""
     nobody = info(free_port())
-    with closing(Control()) as control:
-        for number in range(2000):
-            control.abandon(nobody, f"t-{number}", 1)
+    async with asyncio.timeout(5):
+        async with Control() as control:
+            for number in range(2000):
+                control.abandon(nobody, f"t-{number}", 1)

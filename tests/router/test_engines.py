@@ -1,8 +1,10 @@
-"""What an engine says of itself, and who is chosen."""
+"""What an engine says of itself, and what is known of it."""
 
 import pytest
 
-from kvberth.router.engines import Engine, EngineInfo, Fleet, Role, least_loaded, parse_engine_info
+from kvberth.router.breaker import Outcome
+from kvberth.router.engines import Engine, EngineInfo, Role, engine_url, parse_engine_info
+from kvberth.router.load import EngineLoad, Held
 
 INFO = EngineInfo(Role.PREFILL, "e1", "10.0.0.1", 14579, 2)
 
@@ -20,6 +22,12 @@ def test_engine_info_is_found_among_vllms_metrics():
     """One line of the page says who the engine is; label values may hold anything."""
     page = '# HELP vllm:x y\nvllm:x{engine="0"} 1.0\nbroken line that is not ours {\n' + info_line() + "vllm:z 2\n"
     assert parse_engine_info(page, Role.PREFILL) == INFO
+
+
+@pytest.mark.parametrize("role", Role)
+def test_without_an_assertion_the_role_is_what_the_engine_says(role):
+    """One URL is enough."""
+    assert parse_engine_info(info_line(role=role)).role is role
 
 
 def test_a_consumer_needs_no_control_address():
@@ -42,58 +50,13 @@ def test_several_processes_of_one_engine_say_the_same():
         (info_line() + info_line("e2"), Role.PREFILL, "2 engines"),
         (info_line(tp_size=None), Role.PREFILL, "tp_size"),
         (info_line(control_port="many"), Role.PREFILL, "many"),
+        (info_line(role="kv_both"), None, "is a kv_both, but must be one of kv_producer, kv_consumer"),
     ],
 )
 def test_what_is_wrong_is_said(page, expected, problem):
     """An operator reads what the engine said and what was expected."""
     with pytest.raises(ValueError, match=problem):
         parse_engine_info(page, expected)
-
-
-def engines(*in_flight):
-    return [Engine(f"http://e{i}", Role.DECODE, info=INFO, in_flight=load) for i, load in enumerate(in_flight)]
-
-
-def test_the_least_loaded_engine_is_chosen():
-    """Requests in flight decide."""
-    some = engines(3, 1, 2)
-    assert least_loaded(some) is some[1]
-
-
-def test_nobody_is_chosen_from_nobody():
-    """No engine is an answer, not an error."""
-    assert least_loaded([]) is None
-
-
-def ready_fleet():
-    fleet = Fleet(["http://p0", "http://p1"], ["http://d0", "http://d1"])
-    for engine in fleet.engines:
-        engine.mark_ready(INFO)
-    return fleet
-
-
-def test_equals_take_turns():
-    """Engines with the same load are used in turn, however often somebody only asked."""
-    fleet = ready_fleet()
-    used = []
-    for _ in range(4):
-        for choose in (fleet.choose_decode, fleet.choose_prefill):
-            choose()
-            engine = choose()
-            fleet.enter(engine)
-            fleet.leave(engine)
-            used.append(engine.url.removeprefix("http://"))
-    assert used == ["d0", "p0", "d1", "p1", "d0", "p0", "d1", "p1"]
-
-
-def test_a_fleet_offers_ready_engines_that_are_not_excluded():
-    """An engine that has not said who it is, or that failed this request, is not chosen."""
-    fleet = ready_fleet()
-    assert fleet.choose_decode([fleet.decode[0]]) is fleet.decode[1]
-    fleet.decode[1].mark_unready("gone")
-    assert fleet.choose_decode([fleet.decode[0]]) is None
-    assert fleet.choose_decode() is fleet.decode[0]
-    assert Fleet(["http://p"], ["http://d"]).choose_prefill() is None
 
 
 def test_readiness_and_identity_go_together():
@@ -104,3 +67,35 @@ def test_readiness_and_identity_go_together():
     assert (engine.is_ready, engine.problem) == (True, None)
     engine.mark_unready("gone")
     assert (engine.is_ready, engine.info, engine.problem, heard) == (False, None, "gone", ["gone"])
+
+
+def test_what_was_learnt_goes_with_the_engine():
+    """Another engine behind the same URL has another cache, rate and health; the same one after a pause has not."""
+    engine = Engine("http://e")
+    engine.mark_ready(INFO)
+    engine.prefixes.remember([b"x"])
+    engine.rate.add(10, started_at=0, ended_at=1)
+    engine.breaker.report(Outcome.FAILURE, 0, is_probe=False)
+    engine.mark_unready("pause")
+    engine.mark_ready(INFO)
+    assert (len(engine.prefixes), engine.rate.tokens_per_second, engine.breaker.failures) == (1, 10, 1)
+    engine.mark_ready(EngineInfo(Role.DECODE, "e2", "", 0, 1))
+    assert (len(engine.prefixes), engine.rate.tokens_per_second, engine.breaker.failures) == (0, None, 0)
+    assert engine.role is Role.DECODE
+
+
+@pytest.mark.parametrize(
+    ("held_at_reading", "held_now", "others", "all_there"),
+    [(Held(), Held(), 5, 5), (Held(2, 2), Held(3, 3), 3, 6), (Held(9, 9), Held(1, 1), 0, 1)],
+)
+def test_requests_of_others_are_told_from_ours(held_at_reading, held_now, others, all_there):
+    """What the engine showed, less what we had there then, is others'; what we have now comes on top."""
+    engine = Engine("http://e", held=held_now, load=EngineLoad(0, held_at_reading, 4, 1, 0.0, None))
+    assert (engine.other_requests, engine.requests) == (others, all_there)
+
+
+@pytest.mark.parametrize("text", ["a:1", "ftp://a", "http://", "http://a:99999", "http://[::1", ""])
+def test_what_is_no_url_is_refused(text):
+    """With the text that was given."""
+    with pytest.raises(ValueError, match="is no engine URL"):
+        engine_url(text)

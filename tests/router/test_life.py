@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from kvberth.router.answer import Whole
+from kvberth.router.choice import Choice
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine, EngineInfo, Role
 from kvberth.router.errors import Failure, FailureKind
@@ -47,10 +48,10 @@ class Stock:
         self.prefill, self.decode = prefill, decode
 
     def choose_prefill(self, excluded=()):
-        return next((each for each in self.prefill if each not in excluded), None)
+        return next((Choice(each, "next") for each in self.prefill if each not in excluded), None)
 
     def choose_decode(self, excluded=()):
-        return next((each for each in self.decode if each not in excluded), None)
+        return next((Choice(each, "next") for each in self.decode if each not in excluded), None)
 
 
 def life(mode=Mode.PUSH, prefill=(P1, P2), decode=(D1, D2), obstacle=None, consumers=1):

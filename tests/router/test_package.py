@@ -8,7 +8,10 @@ import pytest
 
 import kvberth.router
 
-PURE = ("answer", "config", "engines", "errors", "headers", "life", "request", "transfer")
+PURE = (
+    *("answer", "binding", "breaker", "choice", "config", "engines", "errors", "fleet", "headers", "life", "load"),
+    *("prefix", "request", "transfer"),
+)
 NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
 
 

@@ -2,10 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 
 from kvberth.router.errors import RouterError
-from kvberth.router.request import Endpoint, parse_request, take_transfer_params, without_transfer_params
+from kvberth.router.request import (
+    Endpoint,
+    estimated_prompt_tokens,
+    parse_request,
+    take_transfer_params,
+    without_transfer_params,
+)
 
 
 def parse(body, endpoint=Endpoint.COMPLETIONS):
@@ -226,3 +233,55 @@ def test_the_answer_loses_the_transfer_params_only():
 def test_an_answer_without_transfer_params_is_not_touched(answer):
     """No reason to encode anything again."""
     assert without_transfer_params(answer) == answer
+
+
+def estimate(fields, endpoint=Endpoint.COMPLETIONS):
+    raw = msgspec.json.decode(json.dumps(fields).encode(), type=dict[str, msgspec.Raw])
+    return estimated_prompt_tokens(endpoint, raw)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [([], 0), ([7], 1), ([1, 22, 333], 3), ([[1, 22, 333]], 3), ([[1, 2], [3], []], 3), (list(range(5000)), 5000)],
+)
+def test_token_ids_are_counted(prompt, tokens):
+    """A prompt that is given as ids is known exactly."""
+    assert estimate({"prompt": prompt}) == tokens
+
+
+@pytest.mark.parametrize(("fields", "tokens"), [({}, 0), ({"prompt": "x" * 398}, 100), ({"prompt": ["x" * 396]}, 100)])
+def test_text_is_guessed_from_its_bytes(fields, tokens):
+    """Four bytes are one token."""
+    assert estimate(fields | {"max_tokens": 10**6, "user": "u" * 1000}) == tokens
+
+
+def test_tools_are_part_of_a_chat_prompt():
+    """A renderer writes them into it."""
+    messages = [{"role": "user", "content": "x" * 400}]
+    alone = estimate({"messages": messages}, Endpoint.CHAT)
+    assert 100 <= alone < 120
+    assert estimate({"messages": messages, "tools": ["t" * 400]}, Endpoint.CHAT) - alone in range(100, 103)
+
+
+def test_an_image_is_not_as_long_as_its_bytes():
+    """A megabyte of base64 is no quarter of a million tokens."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+    assert 1000 <= estimate({"messages": [{"role": "user", "content": [image]}]}, Endpoint.CHAT) < 1100
+    text = {"type": "text", "text": "x" * 4000}
+    assert 3000 <= estimate({"messages": [{"role": "user", "content": [image, text, image]}]}, Endpoint.CHAT) < 3100
+
+
+def test_a_conversation_that_grows_keeps_its_prefixes():
+    """Its next turn begins with the bytes of the last one; another model's does not count."""
+    turns = [{"role": "user", "content": "x" * 3000}]
+    first = parse({"model": "m", "messages": turns}, Endpoint.CHAT).prefixes
+    more = [*turns, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z" * 9000}]
+    second = parse({"model": "m", "messages": more, "temperature": 0.5}, Endpoint.CHAT).prefixes
+    assert (len(first), len(second)) == (2, 3)
+    assert second[:2] == first
+    assert parse({"model": "other", "messages": more}, Endpoint.CHAT).prefixes[0] != first[0]
+
+
+def test_a_short_prompt_has_no_prefix():
+    """Nothing is to be gained."""
+    assert parse({"prompt": "hi"}).prefixes == ()

@@ -19,6 +19,11 @@ import sys
 from kvberth.router import RouterConfig, serve
 serve(RouterConfig(prefill=(sys.argv[1],), decode=(sys.argv[2],), port=int(sys.argv[3]), health_interval_seconds=0.05))
 """
+PROGRAM_WITH_FILE = """
+import sys
+from kvberth.router import RouterConfig, serve
+serve(RouterConfig(engines_file=sys.argv[1], port=int(sys.argv[2]), health_interval_seconds=0.05))
+"""
 
 
 def free_port():
@@ -63,3 +68,24 @@ async def test_serve_streams_aborts_and_stops(site):
             _, errors = await process.communicate()
     assert errors == b""
     assert process.returncode == -signal.SIGTERM  # uvicorn raises it again when all is closed
+
+
+async def test_serve_reads_the_engines_file_again_on_a_hangup(site, tmp_path):
+    """The signal does not end the process, and whoever is named now serves."""
+    decode = await site.decode()
+    file = tmp_path / "engines"
+    file.touch()
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM_WITH_FILE, str(file), str(port))
+    try:
+        await until_it_listens(port)
+        file.write_text(decode.url)
+        process.send_signal(signal.SIGHUP)
+        async with aiohttp.ClientSession() as session:
+            client = Client(f"http://127.0.0.1:{port}", session)
+            await client.until_healthy("degraded")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await process.wait()
+    assert process.returncode == -signal.SIGTERM

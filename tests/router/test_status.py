@@ -11,13 +11,15 @@ async def test_health_is_ok_with_both_roles(site):
     """And it shows who is there."""
     prefill, decode = await site.prefill(), await site.decode()
     client = await site.router([prefill], [decode])
+    well = {"ready": True, "in_flight": 0, "problem": None, "draining": False, "breaker": "closed"}
     assert await client.health() == {
         "code": 200,
         "status": "ok",
-        "prefill": [{"url": prefill.url, "ready": True, "in_flight": 0, "problem": None, "engine_id": "p"}],
-        "decode": [{"url": decode.url, "ready": True, "in_flight": 0, "problem": None, "engine_id": "d"}],
+        "prefill": [{"url": prefill.url, "engine_id": "p", **well}],
+        "decode": [{"url": decode.url, "engine_id": "d", **well}],
+        "unknown": [],
     }
-    assert await client.metric(f'kvberth_router_engine_up{{role="prefill",url="{prefill.url}"}}') == 1
+    assert await client.metric(f'kvberth_router_engine_up{{engine="{prefill.url}",role="prefill"}}') == 1
 
 
 async def test_an_engine_in_the_wrong_role_is_named(site):
@@ -28,7 +30,7 @@ async def test_an_engine_in_the_wrong_role_is_named(site):
     assert health["code"] == 503
     assert "is a kv_consumer, but is configured as a kv_producer" in health["prefill"][0]["problem"]
     assert "is a kv_producer, but is configured as a kv_consumer" in health["decode"][0]["problem"]
-    assert await client.metric(f'kvberth_router_engine_up{{role="decode",url="{prefill.url}"}}') == 0
+    assert await client.metric(f'kvberth_router_engine_up{{engine="{prefill.url}",role="decode"}}') == 0
 
 
 async def test_the_router_may_start_first(site):

@@ -19,6 +19,7 @@ from kvberth.mover import (
     EndPrefill,
     FinishPrefill,
     RestartPrefill,
+    SchedulePrefill,
 )
 from kvberth.protocol import Reason, TransferKey, TransferMode
 from kvberth.protocol.events import PrefillAdvanced, PrefillFinished, PrefillRestarted
@@ -319,6 +320,14 @@ def advanced(first: int, *blocks: int, is_complete: bool = False) -> list[Advanc
     return [AdvancePrefill((KEY,), PrefillAdvanced(first, blocks, is_complete))]
 
 
+def test_what_a_step_will_have_computed_is_told_when_it_begins():
+    """For who wants to know when the prefill will end; the first answer token is none of the prompt's."""
+    side = prefilling()
+    step(side, before=0, count=20, blocks=[1, 2], is_new=True)
+    step(side, before=20, count=21, blocks=[1, 2, 3])
+    assert side.take_commands() == [SchedulePrefill((KEY,), 20), SchedulePrefill((KEY,), 40)]
+
+
 def test_whole_blocks_of_each_chunk_are_told():
     """Once each; the partial one only with the chunk that completes the prompt."""
     side = prefilling()
@@ -346,7 +355,7 @@ def test_preemption_begins_anew():
     side = prefilling()
     step(side, before=0, count=32, blocks=[5, 6], is_new=True)
     assert preempt(side) == []
-    assert side.take_commands() == [RestartPrefill((KEY,), PrefillRestarted())]
+    assert side.take_commands() == [SchedulePrefill((KEY,), 32), RestartPrefill((KEY,), PrefillRestarted())]
     assert step(side, before=0, count=40, blocks=[9, 8, 7]) == advanced(0, 9, 8, 7, is_complete=True)
 
 

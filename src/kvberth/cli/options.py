@@ -8,7 +8,7 @@ import typer
 
 from kvberth.cli.config import use_config_file
 
-__all__ = ["Config", "ConnectorChoice", "Json", "Mode"]
+__all__ = ["Config", "ConnectorChoice", "DecodePolicy", "Json", "Mode", "PrefillPolicy"]
 
 
 class Mode(StrEnum):
@@ -16,6 +16,22 @@ class Mode(StrEnum):
 
     PUSH = "push"
     PULL = "pull"
+
+
+class PrefillPolicy(StrEnum):
+    """`kvberth.router.choice.PrefillPolicy`, likewise."""
+
+    QUEUE = "queue"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
+class DecodePolicy(StrEnum):
+    """`kvberth.router.choice.DecodePolicy`, likewise."""
+
+    FREE_KV = "free-kv"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
 
 
 class ConnectorChoice(StrEnum):

@@ -1,21 +1,40 @@
 """`kvberth router`: the router alone, in front of engines that run elsewhere."""
 
 import logging
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvberth.cli.errors import BadSettings, RunFailed
-from kvberth.cli.options import Config, Mode
+from kvberth.cli.options import Config, DecodePolicy, Mode, PrefillPolicy
 
 __all__ = ["router"]
 
 
 def router(
-    decode: Annotated[list[str], typer.Option(metavar="URL", help="A decode worker. Repeatable.")],
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="An engine, which says itself whether it prefills or decodes. Repeatable."),
+    ] = None,
     prefill: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A prefill worker. Repeatable; without any, requests are served undivided."),
+        typer.Option(metavar="URL", help="An engine that must be a prefill worker. Repeatable."),
+    ] = None,
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="An engine that must be a decode worker. Repeatable."),
+    ] = None,
+    engines_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="One engine's URL per line; read again on SIGHUP.")
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="KVBERTH_ADMIN_KEY",
+            help="Opens the admin API to all who have it. Without one, it serves this machine only.",
+        ),
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Who moves the KV cache: prefill pushes, or decode pulls.")] = Mode.PUSH,
     config: Config = None,
@@ -27,18 +46,31 @@ def router(
         float | None, typer.Option(help="Longest time for a whole request; unbounded if not given.")
     ] = None,
     health_interval_seconds: Annotated[float, typer.Option(help="Time between looks at each engine.")] = 1.0,
+    prefill_policy: Annotated[
+        PrefillPolicy, typer.Option(help="How a prefill worker is chosen.")
+    ] = PrefillPolicy.QUEUE,
+    decode_policy: Annotated[DecodePolicy, typer.Option(help="How a decode worker is chosen.")] = DecodePolicy.FREE_KV,
+    affinity_seconds: Annotated[
+        float, typer.Option(help="How much longer a queue may be where the prompt's beginning was seen before.")
+    ] = 0.5,
     max_in_flight: Annotated[int, typer.Option(help="Requests at once; more are answered with 429.")] = 2048,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 32 * 1024 * 1024,
 ) -> None:
     """Serve one OpenAI-compatible address in front of prefill and decode workers."""
     from kvberth.router import Mode as RouterMode  # noqa: PLC0415
     from kvberth.router import RouterConfig, serve  # noqa: PLC0415
+    from kvberth.router.choice import DecodePolicy as RouterDecodePolicy  # noqa: PLC0415
+    from kvberth.router.choice import PrefillPolicy as RouterPrefillPolicy  # noqa: PLC0415
+    from kvberth.router.engines_file import EnginesFileError  # noqa: PLC0415
 
     del config  # its callback has used it
     try:
         settings = RouterConfig(
+            engines=tuple(engine or ()),
             prefill=tuple(prefill or ()),
-            decode=tuple(decode),
+            decode=tuple(decode or ()),
+            engines_file=str(engines_file) if engines_file is not None else None,
+            admin_key=admin_key,
             host=host,
             port=port,
             mode=RouterMode(mode),
@@ -46,6 +78,9 @@ def router(
             first_token_timeout_seconds=first_token_timeout_seconds,
             total_timeout_seconds=total_timeout_seconds,
             health_interval_seconds=health_interval_seconds,
+            prefill_policy=RouterPrefillPolicy(prefill_policy),
+            decode_policy=RouterDecodePolicy(decode_policy),
+            affinity_seconds=affinity_seconds,
             max_in_flight=max_in_flight,
             max_body_bytes=max_body_bytes,
         )
@@ -54,5 +89,7 @@ def router(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(settings)
+    except EnginesFileError as error:
+        raise BadSettings(str(error)) from error
     except SystemExit as end:  # the server has logged why, and ends with a status of its own
         raise RunFailed(f"the router could not start on {host}:{port}; the log above says why") from end

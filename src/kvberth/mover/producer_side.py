@@ -134,7 +134,7 @@ class ProducerSide:
             return
         peer = self._peer_of_route.get(route)
         if isinstance(message, Watch):
-            self._watchers.watch(message.key, route)
+            self._watchers.watch(message.key, route, self._machine.progress(message.key))
             return
         if peer is None and isinstance(message, Cancel):
             # A router, whose client has left before any decode worker was told. It waits for no answer.

@@ -41,9 +41,16 @@ class Watchers:
         self._send = send
         self._watched: dict[TransferKey, _Watched] = {}
 
-    def watch(self, key: TransferKey, route: bytes) -> None:
-        """Tell `route` of this transfer from now on; it may not have been announced yet."""
-        watched = self._watched.setdefault(key, _Watched())
+    def watch(self, key: TransferKey, route: bytes, standing: tuple[int, int, bool]) -> None:
+        """Tell `route` of this transfer from now on.
+
+        Args:
+            standing: tokens of the prompt, 0 if it has not been announced yet; tokens done; whether one is registered.
+        """
+        num_tokens, done, is_registered = standing
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._watched[key] = _Watched(set(), num_tokens, done, done, is_registered)
         watched.routes.add(route)
         if watched.num_tokens:
             self._tell(key, watched)

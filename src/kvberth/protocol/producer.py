@@ -190,6 +190,14 @@ class Producer:
         """How many transfers are in a state."""
         return self._counts[state]
 
+    def progress(self, key: TransferKey) -> tuple[int, int, bool]:
+        """Tokens of the prompt, tokens whose KV is in memory, whether a consumer is registered; zeros if unknown."""
+        transfer = self._transfers.get(key)
+        if transfer is None or transfer.end is not None:
+            return 0, 0, False
+        done = min(len(transfer.ready) * self._block_size, transfer.num_tokens)
+        return transfer.num_tokens, done, transfer.registration is not None
+
     def next_deadline(self) -> float | None:
         """When `fire` should be called next."""
         return self._deadlines.next()

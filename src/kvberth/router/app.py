@@ -1,8 +1,9 @@
 """The router as an application, and the server that runs it."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,18 +15,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvberth.router.admin import admin_routes
 from kvberth.router.config import RouterConfig
 from kvberth.router.control import Control
-from kvberth.router.engines import Fleet
+from kvberth.router.engines import Role, Source
+from kvberth.router.engines_file import NamedEngine, read_engines_file
 from kvberth.router.errors import RouterError, error_body
 from kvberth.router.exchange import Load, Service
+from kvberth.router.fleet import Fleet
 from kvberth.router.headers import REQUEST_ID
 from kvberth.router.legs import open_session
 from kvberth.router.metrics import Metrics
 from kvberth.router.proxy import Proxy
 from kvberth.router.request import Endpoint
+from kvberth.router.roster import Roster, log_breaker, rereading
 from kvberth.router.status import status_routes
-from kvberth.router.watch import watched
+from kvberth.router.watch import watching
 
 __all__ = ["create_app", "serve"]
 
@@ -33,23 +38,35 @@ _SHUTDOWN_SECONDS = 10
 
 
 def create_app(config: RouterConfig) -> Starlette:
-    """The router as an ASGI application. Its connections and its watch over the engines live with its lifespan."""
+    """The router as an ASGI application. Its connections and its watch over the engines live with its lifespan.
+
+    Raises `EnginesFileError` if there is an engines file that cannot be used.
+    """
+    in_file = read_engines_file(Path(config.engines_file)) if config.engines_file is not None else []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        fleet = Fleet(config.prefill, config.decode)
         load = Load()
-        metrics = Metrics(fleet.engines, lambda: load.in_flight)
-        control = Control()
-        try:
-            async with (
-                open_session(config.connect_timeout_seconds) as session,
-                watched(session, fleet.engines, config.health_interval_seconds),
-            ):
-                app.state.service = Service(config, fleet, metrics, session, control, load)
+        async with (
+            Control() as control,
+            open_session(config.connect_timeout_seconds) as session,
+            watching(session, config.health_interval_seconds) as watch,
+        ):
+            fleet = Fleet(
+                prefill_policy=config.prefill_policy,
+                decode_policy=config.decode_policy,
+                affinity_seconds=config.affinity_seconds,
+                on_forgotten=watch.forget,
+                on_breaker=log_breaker,
+            )
+            roster = Roster(fleet, watch)
+            for each in _in_settings(config):
+                roster.add(each.url, each.role, Source.SETTINGS)
+            roster.apply(in_file)
+            metrics = Metrics(fleet, lambda: load.in_flight)
+            app.state.service = Service(config, fleet, roster, metrics, session, control, load)
+            with rereading(roster, Path(config.engines_file) if config.engines_file is not None else None):
                 yield
-        finally:
-            await control.close()
 
     def get_service() -> Service:
         service: Service = app.state.service
@@ -59,6 +76,7 @@ def create_app(config: RouterConfig) -> Starlette:
         routes=[
             *(Route(endpoint, Proxy(endpoint, get_service), methods=["POST"]) for endpoint in Endpoint),
             *status_routes(get_service),
+            *admin_routes(get_service),
         ],
         middleware=[Middleware(_RequestIds)],
         exception_handlers={HTTPException: _http_error, RouterError: _router_error},
@@ -80,6 +98,12 @@ def serve(config: RouterConfig) -> None:
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+
+
+def _in_settings(config: RouterConfig) -> Iterable[NamedEngine]:
+    yield from (NamedEngine(url, Role.PREFILL) for url in config.prefill)
+    yield from (NamedEngine(url, Role.DECODE) for url in config.decode)
+    yield from (NamedEngine(url) for url in config.engines)
 
 
 class _RequestIds:

@@ -3,11 +3,12 @@
 Nothing here opens a socket or looks at a clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from urllib.parse import urlsplit
 
 from kvberth.router.binding import Binding
+from kvberth.router.choice import DecodePolicy, PrefillPolicy
+from kvberth.router.engines import engine_url
 
 __all__ = ["Mode", "RouterConfig"]
 
@@ -23,8 +24,13 @@ class Mode(StrEnum):
 class RouterConfig:
     """Settings of one router.
 
-    `prefill` and `decode` are base URLs of vLLM engines, such as `http://10.0.0.4:8000`. Without any `prefill` URL
-    every request is served undivided, which is useful as a baseline.
+    `engines` are base URLs of vLLM engines, such as `http://10.0.0.4:8000`; each says itself whether it is a prefill or
+    a decode worker. Of those in `prefill` and `decode` it is asserted: one that says otherwise is not used. More may
+    be named in `engines_file`, which is read again on SIGHUP. Without any prefill worker every request is served
+    undivided, which is useful as a baseline.
+
+    A request goes to the prefill worker that saw the beginning of its prompt if its queue is at most
+    `affinity_seconds` longer than the shortest. Without `admin_key` the admin API serves loopback clients only.
 
     `first_token_timeout_seconds` bounds a leg's wait for its first byte where that byte is a token: the prefill leg
     always, the decode leg of a streamed request. An engine answers an unstreamed request only when its last token is
@@ -33,30 +39,41 @@ class RouterConfig:
     Raises `ValueError` with one line that names the setting.
     """
 
-    prefill: tuple[str, ...]
-    decode: tuple[str, ...]
+    engines: tuple[str, ...] = ()
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    engines_file: str | None = None
+    admin_key: str | None = field(default=None, repr=False)
     host: str = "127.0.0.1"
     port: int = 8000
     mode: Mode = Mode.PUSH
     binding: Binding = Binding.EARLY
-    bind_margin_seconds: float = 0.01
     connect_timeout_seconds: float = 5.0
     first_token_timeout_seconds: float = 300.0
     total_timeout_seconds: float | None = None
     health_interval_seconds: float = 1.0
+    prefill_policy: PrefillPolicy = PrefillPolicy.QUEUE
+    decode_policy: DecodePolicy = DecodePolicy.FREE_KV
+    affinity_seconds: float = 0.5
     max_in_flight: int = 2048
     max_body_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefill", tuple(_engine_url("prefill", url) for url in self.prefill))
-        object.__setattr__(self, "decode", tuple(_engine_url("decode", url) for url in self.decode))
+        for name in ("engines", "prefill", "decode"):
+            object.__setattr__(self, name, tuple(_engine_url(name, url) for url in getattr(self, name)))
         object.__setattr__(self, "mode", Mode(self.mode))
         object.__setattr__(self, "binding", Binding(self.binding))
-        if not self.decode:
-            raise ValueError("decode: at least one engine URL is needed")
-        urls = self.prefill + self.decode
+        object.__setattr__(self, "prefill_policy", PrefillPolicy(self.prefill_policy))
+        object.__setattr__(self, "decode_policy", DecodePolicy(self.decode_policy))
+        if not self.engines and not self.decode and self.engines_file is None:
+            raise ValueError("engines, decode, engines_file: at least one is needed, or nobody could answer")
+        urls = self.engines + self.prefill + self.decode
         if repeated := sorted({url for url in urls if urls.count(url) > 1}):
-            raise ValueError(f"prefill, decode: {repeated[0]} is named more than once")
+            raise ValueError(f"engines, prefill, decode: {repeated[0]} is named more than once")
+        if self.admin_key is not None and not self.admin_key.strip():
+            raise ValueError("admin_key: must not be empty")
+        if not self.affinity_seconds >= 0:
+            raise ValueError(f"affinity_seconds: must be 0 or above, got {self.affinity_seconds}")
         for name in ("connect_timeout_seconds", "first_token_timeout_seconds", "health_interval_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
@@ -68,7 +85,7 @@ class RouterConfig:
 
 
 def _engine_url(setting: str, url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"{setting}: {url!r} is no engine URL, expected something like http://127.0.0.1:8001")
-    return url.rstrip("/")
+    try:
+        return engine_url(url)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from error

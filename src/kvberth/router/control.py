@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Self, cast
 
 import zmq
 import zmq.asyncio
@@ -48,7 +49,10 @@ class Control:
             for index in range(num_consumers):
                 self._send(engine, rank, Cancel(TransferKey(transfer_id, index), 0, Reason.CONSUMER_GONE))
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
         """Close the connections; what is queued is given a short time to leave."""
         for task in self._listening:
             task.cancel()
@@ -60,7 +64,7 @@ class Control:
 
     def _send(self, engine: EngineInfo, rank: int, message: Message) -> None:
         socket = self._socket(f"{engine.control_host}:{engine.control_port + rank}")
-        sending = socket.send(encode(message), zmq.NOBLOCK)  # tried at once
+        sending = cast("asyncio.Future[None]", socket.send(encode(message), zmq.NOBLOCK))  # tried at once
         if sending.done() and sending.exception() is not None:
             logger.warning("prefill worker %s does not read its control messages", engine.engine_id)
 

@@ -1,18 +1,20 @@
-"""The engines that the router knows, and the choice among them. No I/O: `watch.py` keeps what is said here true.
+"""What the router knows of one engine. No I/O: `watch.py` keeps what is said here true.
 
 An engine tells its role and its control address itself, in the `kvberth:engine_info` line of vLLM's own `/metrics`, so
 one URL per engine is all that a person configures.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from prometheus_client.parser import text_string_to_metric_families
+from urllib.parse import urlsplit
 
 from kvberth.router.binding import Pace
+from kvberth.router.breaker import Breaker
+from kvberth.router.load import EngineLoad, Held, PrefillRate, samples_of
+from kvberth.router.prefix import PrefixMemory
 
-__all__ = ["Engine", "EngineInfo", "Fleet", "Role", "least_loaded", "parse_engine_info"]
+__all__ = ["Engine", "EngineInfo", "Role", "Source", "engine_url", "parse_engine_info"]
 
 _INFO_METRIC = "kvberth:engine_info"
 
@@ -22,6 +24,19 @@ class Role(StrEnum):
 
     PREFILL = "kv_producer"
     DECODE = "kv_consumer"
+
+    @property
+    def word(self) -> str:
+        """`prefill` or `decode`: what people write."""
+        return self.name.lower()
+
+
+class Source(StrEnum):
+    """Who named an engine: what the engines file no longer names goes only if it came from there."""
+
+    SETTINGS = "settings"
+    FILE = "file"
+    API = "api"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +55,107 @@ class Engine:
     """One vLLM server as the router sees it at the moment; `problem` says why it is not ready.
 
     An engine is ready once it is healthy and has said who it is. What it said is forgotten with its readiness: behind
-    the same URL a restarted engine is another engine.
+    the same URL a restarted engine is another engine. `role` is the last that is known, `asserted_role` what a person
+    said that it must be. A draining engine gets nothing new; a leaving one is forgotten with its last request.
+    `transfers` counts the requests whose KV cache comes from there and has not all arrived, as far as is known: a
+    prefill worker that has answered is needed still.
     """
 
     url: str
-    role: Role
+    role: Role | None = None
     info: EngineInfo | None = None
     problem: str | None = "not heard from yet"
-    in_flight: int = 0
+    asserted_role: Role | None = None
+    source: Source = Source.SETTINGS
+    is_draining: bool = False
+    is_leaving: bool = False
+    held: Held = field(default_factory=Held)
+    transfers: int = 0
+    load: EngineLoad | None = None
     last_turn: int = 0
+    breaker: Breaker = field(default_factory=Breaker)
+    rate: PrefillRate = field(default_factory=PrefillRate)
+    prefixes: PrefixMemory = field(default_factory=PrefixMemory)
     on_unready: Callable[[], None] | None = None
     pace: Pace = field(default_factory=Pace)
+    _last_engine_id: str | None = None
 
     @property
     def is_ready(self) -> bool:
         return self.info is not None
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that this router has there."""
+        return self.held.requests
+
+    @property
+    def other_requests(self) -> int:
+        """Requests that the last reading showed and that are not this router's."""
+        return max(0, self.load.running + self.load.waiting - self.load.held.requests) if self.load else 0
+
+    @property
+    def requests(self) -> int:
+        """All requests there, as far as is known."""
+        return self.held.requests + self.other_requests
+
+    @property
+    def free_kv_tokens(self) -> float | None:
+        """What the last reading showed as free, less what has been sent there since; None without a reading."""
+        if self.load is None or self.load.kv_capacity_tokens is None:
+            return None
+        return self.load.kv_capacity_tokens * (1 - self.load.kv_usage) - (self.held.tokens - self.load.held.tokens)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether stopping it would cost a request of this router."""
+        return self.held.requests > 0 or self.transfers > 0
+
+    def is_available(self, now: float) -> bool:
+        """Whether a new leg may be sent there."""
+        return self.is_ready and not self.is_draining and self.breaker.allows(now)
+
     def mark_ready(self, info: EngineInfo) -> None:
+        """The engine is well and says who it is. What was learnt of another one behind this URL is forgotten."""
+        if self._last_engine_id not in (None, info.engine_id):
+            self.breaker = Breaker()
+            self.rate = PrefillRate()
+            self.prefixes = PrefixMemory()
+            self.load = None
+            self.pace = Pace()
+        self._last_engine_id = info.engine_id
+        self.role = info.role
         self.info = info
         self.problem = None
 
     def mark_unready(self, problem: str) -> None:
         """Take the engine out until the watch finds it well; whoever set `on_unready` is told."""
         self.info = None
+        self.load = None
         self.problem = problem
         if self.on_unready is not None:
             self.on_unready()
 
 
-def parse_engine_info(metrics_text: str, expected: Role) -> EngineInfo:
+def engine_url(text: str) -> str:
+    """An engine's base URL without a slash at its end. Raises `ValueError` with one line."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ValueError(f"{text!r} is no engine URL, expected something like http://127.0.0.1:8001")
+    return text.rstrip("/")
+
+
+def parse_engine_info(metrics_text: str, expected: Role | None = None) -> EngineInfo:
     """Find what an engine says of itself in the text of its `/metrics`.
 
     Raises `ValueError`, written for operators, where the line is absent or broken, or the role is not `expected`.
     """
-    # vLLM's page has thousands of lines; the full parser sees only ours.
-    ours = "".join(f"{line}\n" for line in metrics_text.splitlines() if line.startswith(_INFO_METRIC))
     labels_by_engine = {
-        sample.labels.get("engine_id"): sample.labels
-        for family in text_string_to_metric_families(ours)
-        for sample in family.samples
+        sample.labels.get("engine_id"): sample.labels for sample in samples_of(metrics_text, [_INFO_METRIC])
     }
     if not labels_by_engine:
         raise ValueError(f"/metrics has no {_INFO_METRIC}: is the engine started with KVBerthConnector?")
@@ -86,11 +163,10 @@ def parse_engine_info(metrics_text: str, expected: Role) -> EngineInfo:
         raise ValueError(f"/metrics names {len(labels_by_engine)} engines: one URL per engine is needed")
     (labels,) = labels_by_engine.values()
     try:
-        if labels["role"] != expected:
-            raise ValueError(f"is a {labels['role']}, but is configured as a {expected} ({expected.name.lower()})")
-        is_prefill = expected is Role.PREFILL
+        role = _role(labels["role"], expected)
+        is_prefill = role is Role.PREFILL
         return EngineInfo(
-            role=expected,
+            role=role,
             engine_id=labels["engine_id"],
             control_host=labels["control_host"] if is_prefill else "",
             control_port=int(labels["control_port"]) if is_prefill else 0,
@@ -100,40 +176,9 @@ def parse_engine_info(metrics_text: str, expected: Role) -> EngineInfo:
         raise ValueError(f"{_INFO_METRIC} has no label {error}") from error
 
 
-def least_loaded(engines: Iterable[Engine]) -> Engine | None:
-    """The engine with the fewest requests in flight; among equals, the one whose turn is longest ago."""
-    return min(engines, key=lambda engine: (engine.in_flight, engine.last_turn), default=None)
-
-
-class Fleet:
-    """All engines by role, for the event loop's thread.
-
-    To choose an engine changes nothing; `enter` counts a leg that starts there, `leave` one that has ended.
-    """
-
-    def __init__(self, prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> None:
-        self.prefill = [Engine(url, Role.PREFILL) for url in prefill_urls]
-        self.decode = [Engine(url, Role.DECODE) for url in decode_urls]
-        self._turn = 0
-
-    @property
-    def engines(self) -> list[Engine]:
-        return self.prefill + self.decode
-
-    def choose_prefill(self, excluded: Collection[Engine] = ()) -> Engine | None:
-        return least_loaded(_ready(self.prefill, excluded))
-
-    def choose_decode(self, excluded: Collection[Engine] = ()) -> Engine | None:
-        return least_loaded(_ready(self.decode, excluded))
-
-    def enter(self, engine: Engine) -> None:
-        self._turn += 1
-        engine.last_turn = self._turn
-        engine.in_flight += 1
-
-    def leave(self, engine: Engine) -> None:
-        engine.in_flight -= 1
-
-
-def _ready(engines: Iterable[Engine], excluded: Collection[Engine]) -> list[Engine]:
-    return [engine for engine in engines if engine.is_ready and engine not in excluded]
+def _role(said: str, expected: Role | None) -> Role:
+    if expected is not None and said != expected:
+        raise ValueError(f"is a {said}, but is configured as a {expected} ({expected.word})")
+    if said not in list(Role):
+        raise ValueError(f"is a {said}, but must be one of {', '.join(Role)}")
+    return Role(said)

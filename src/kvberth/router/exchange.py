@@ -5,16 +5,19 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import aiohttp
 
 from kvberth.router.answer import Answer, Header, Streamed
-from kvberth.router.binding import Binding, JustInTime, PrefillProgress
+from kvberth.router.binding import Binding
+from kvberth.router.breaker import Outcome
+from kvberth.router.choice import RequestFacts
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
-from kvberth.router.engines import Engine, EngineInfo, Fleet
+from kvberth.router.engines import Engine, EngineInfo
+from kvberth.router.errors import FailureKind
+from kvberth.router.fleet import Fleet, Visit
 from kvberth.router.legs import abandon, run_decode_leg, run_prefill_leg
 from kvberth.router.life import (
     AbortDecode,
@@ -35,7 +38,9 @@ from kvberth.router.life import (
     StartPrefill,
 )
 from kvberth.router.metrics import Metrics
+from kvberth.router.moment import Moment
 from kvberth.router.request import ClientRequest
+from kvberth.router.roster import Roster
 
 __all__ = ["Exchange", "Load", "Service"]
 
@@ -55,6 +60,7 @@ class Service:
 
     config: RouterConfig
     fleet: Fleet
+    roster: Roster
     metrics: Metrics
     session: aiohttp.ClientSession
     control: Control
@@ -67,8 +73,9 @@ class Exchange:
     def __init__(
         self, service: Service, request: ClientRequest, mode: Mode, binding: Binding, headers: list[Header]
     ) -> None:
+        self._facts = RequestFacts(request.estimated_prompt_tokens, request.prefixes)
         self.life = Life(
-            service.fleet,
+            service.fleet.for_request(self._facts, time.monotonic),
             mode=mode,
             binding=binding,
             obstacle=request.obstacle,
@@ -80,13 +87,12 @@ class Exchange:
         self._headers = headers
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
-        self._decode_engine: Engine | None = None
+        self._decode_visit: Visit | None = None
+        self._kv_source: Engine | None = None
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
-        self._moment: asyncio.Future[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._just_in_time: JustInTime | None = None
-        self._watched: str | None = None
+        self._moment: Moment | None = None
+        self._is_bound = False
 
     async def settle(self) -> Answer:
         """Run the legs until it is clear what the client gets. Raises `RouterError` if that is an error of ours."""
@@ -97,8 +103,10 @@ class Exchange:
                     case StartPrefill(engine, transfer_id, transfer_params):
                         self._abandon_transfer()
                         self._transfer = (engine.info, transfer_id) if engine.info is not None else None
+                        self._take_kv_from(engine)
                         self._start_prefill(engine, transfer_params)
                     case AwaitMoment(engine, transfer_id):
+                        self._is_bound = False
                         self._await_moment(engine, transfer_id)
                     case StartDecode(engine, transfer_params):
                         self._start_decode(engine, transfer_params)
@@ -111,6 +119,7 @@ class Exchange:
                         self._service.metrics.retries.labels(failure.leg, failure.kind).inc()
                     case Deliver(answer):
                         self._delivered = answer
+                        self._take_kv_from(None)  # with D's first bytes all of it has arrived
                         return answer
                     case Refuse(error):
                         raise error
@@ -120,6 +129,7 @@ class Exchange:
         """Abort whatever is still on its way, and let P know that nobody will come for its blocks."""
         if self._delivered is None:
             self._abandon_transfer()
+        self._take_kv_from(None)
         if isinstance(self._delivered, Streamed):
             self._delivered.rest.close()
         await self._end_decode()
@@ -128,8 +138,9 @@ class Exchange:
 
     async def _next_event(self) -> Event:
         legs: set[asyncio.Future[Any]] = {leg for leg in (self._decode, self._prefill) if leg is not None}
-        if self._moment is not None:
-            legs.add(self._moment)
+        moment = self._moment.has_come if self._moment is not None and not self._is_bound else None
+        if moment is not None:
+            legs.add(moment)
         await asyncio.wait(legs, return_when=asyncio.FIRST_COMPLETED)
         # If both are done, D's answer counts: it is whole even where P has failed meanwhile.
         if self._decode is not None and self._decode.done():
@@ -138,8 +149,8 @@ class Exchange:
             if isinstance(event, DecodeFailed):
                 await self._end_decode()
             return event
-        if self._moment is not None and self._moment.done() and not (self._prefill and self._prefill.done()):
-            self._moment = None
+        if moment is not None and moment.done() and not (self._prefill and self._prefill.done()):
+            self._is_bound = True
             return BindNow()
         if self._prefill is None:
             raise RuntimeError("no leg is left to wait for")
@@ -151,14 +162,17 @@ class Exchange:
     def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
         # Counted here and not in the task, so that a choice in the same instant sees it.
         fleet = self._service.fleet
-        fleet.enter(engine)
-        started = time.monotonic()
+        visit = fleet.enter(engine, self._facts, time.monotonic())
         observe = self._service.metrics.prefill_leg.labels(self.life.path).observe
 
         def finish(leg: asyncio.Task[Any]) -> None:
-            fleet.leave(engine)
+            now = time.monotonic()
+            if _has_prefilled(leg):
+                fleet.prefilled(visit, now)
+            fleet.report(visit, _outcome(leg), now)
+            fleet.leave(visit)
             if not leg.cancelled():
-                observe(time.monotonic() - started)
+                observe(now - visit.started_at)
 
         self._prefill = asyncio.create_task(
             run_prefill_leg(
@@ -173,40 +187,22 @@ class Exchange:
         self._prefill.add_done_callback(finish)
 
     def _await_moment(self, engine: Engine, transfer_id: str) -> None:
-        """Follow the prefill; the future is done when it is time to bind."""
-        if engine.info is None:
-            return
         self._end_wait()
-        self._moment = moment = asyncio.get_running_loop().create_future()
-        self._just_in_time = JustInTime(engine.pace, self._service.config.bind_margin_seconds)
-        self._watched = transfer_id
-        self._service.control.watch(engine.info, transfer_id, partial(self._hear, self._just_in_time, moment))
-
-    def _hear(self, plan: JustInTime, moment: "asyncio.Future[None]", progress: PrefillProgress) -> None:
-        loop = asyncio.get_running_loop()
-        plan.told(progress, time.monotonic())
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if plan.bind_at is not None and not moment.done():
-            self._alarm = loop.call_later(max(0.0, plan.bind_at - time.monotonic()), _ring, moment)
+        if engine.info is not None:
+            self._moment = Moment(self._service.control, engine, engine.info, transfer_id)
 
     def _end_wait(self) -> None:
-        """Whoever is to be bound is, or nobody will be; what is still said of the setup is heard until the end."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if self._watched is not None:
-            self._service.control.unwatch(self._watched)
-            self._watched = None
-        self._moment = None
+        """Whoever is to be bound is, or nobody will be."""
+        moment, self._moment = self._moment, None
+        if moment is not None:
+            moment.close()
 
     def _start_decode(self, engine: Engine, transfer_params: bytes | None) -> None:
         # Counted until `_end_decode`: the engine is busy for as long as it streams.
-        self._service.fleet.enter(engine)
-        self._decode_engine = engine
-        if self._just_in_time is not None:
-            self._just_in_time.sent(time.monotonic())
+        fleet = self._service.fleet
+        visit = self._decode_visit = fleet.enter(engine, self._facts, time.monotonic())
+        if self._moment is not None:
+            self._moment.sent()
         config = self._service.config
         self._decode = asyncio.create_task(
             run_decode_leg(
@@ -218,6 +214,14 @@ class Exchange:
                 first_token_timeout_seconds=config.first_token_timeout_seconds if self._request.is_streamed else None,
             )
         )
+        self._decode.add_done_callback(lambda leg: fleet.report(visit, _outcome(leg), time.monotonic()))
+
+    def _take_kv_from(self, engine: Engine | None) -> None:
+        if self._kv_source is not None:
+            self._service.fleet.end_transfer(self._kv_source)
+        self._kv_source = engine
+        if engine is not None:
+            self._service.fleet.begin_transfer(engine)
 
     def _abandon_transfer(self) -> None:
         """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""
@@ -232,13 +236,26 @@ class Exchange:
 
     async def _end_decode(self) -> None:
         leg, self._decode = self._decode, None
-        engine, self._decode_engine = self._decode_engine, None
-        if engine is not None:
-            self._service.fleet.leave(engine)
+        visit, self._decode_visit = self._decode_visit, None
+        if visit is not None:
+            self._service.fleet.leave(visit)
         if leg is not None:
             await abandon(leg)
 
 
-def _ring(moment: "asyncio.Future[None]") -> None:
-    if not moment.done():
-        moment.set_result(None)
+def _has_prefilled(leg: asyncio.Task[Any]) -> bool:
+    return not leg.cancelled() and leg.exception() is None and isinstance(leg.result(), PrefillAnswered)
+
+
+def _outcome(leg: asyncio.Task[Any]) -> Outcome:
+    """What a leg that has ended proves of its engine."""
+    if leg.cancelled() or leg.exception() is not None:
+        return Outcome.UNDECIDED
+    match leg.result():
+        case PrefillFailed(failure) | DecodeFailed(failure):
+            is_slow = failure.kind is FailureKind.FIRST_TOKEN_TIMEOUT
+            return Outcome.UNDECIDED if is_slow else Outcome.FAILURE
+        case DecodeAnswered(answer) if answer.status >= 500:
+            return Outcome.FAILURE
+        case _:
+            return Outcome.SUCCESS

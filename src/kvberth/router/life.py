@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from kvberth.router.answer import Answer
 from kvberth.router.binding import Binding
+from kvberth.router.choice import Choice
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine, EngineInfo
 from kvberth.router.errors import Failure, Leg, RouterError
@@ -152,10 +153,10 @@ Action = StartPrefill | AwaitMoment | StartDecode | AbortPrefill | AbortDecode |
 
 
 class Engines(Protocol):
-    """Who is there to choose from; `Fleet` in service."""
+    """Who is there to choose from; `Fleet.for_request` in service."""
 
-    def choose_prefill(self, excluded: Collection[Engine] = ()) -> Engine | None: ...
-    def choose_decode(self, excluded: Collection[Engine] = ()) -> Engine | None: ...
+    def choose_prefill(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
+    def choose_decode(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
 
 
 class Life:
@@ -207,12 +208,14 @@ class Life:
         return handler(self, event)
 
     def _start_transfer(self) -> list[Action]:
-        decode = self._engines.choose_decode(self._failed_decodes)
-        if decode is None:
+        decode_choice = self._engines.choose_decode(self._failed_decodes)
+        if decode_choice is None:
             return self._settle(Refuse(_no_decode_worker()))
+        decode = decode_choice.engine
         if self.undivided_reason:
             return self._start_undivided(decode)
-        prefill = self._engines.choose_prefill(self._failed_prefills)
+        prefill_choice = self._engines.choose_prefill(self._failed_prefills)
+        prefill = prefill_choice.engine if prefill_choice else None
         if prefill is None or prefill.info is None:
             self.undivided_reason = "prefill_failed" if self._failed_prefills else "no_prefill_ready"
             return self._start_undivided(decode)
@@ -239,12 +242,12 @@ class Life:
         )
 
     def _moment_has_come(self, _event: BindNow) -> list[Action]:
-        decode = self._engines.choose_decode(self._failed_decodes)
-        if decode is None:
+        choice = self._engines.choose_decode(self._failed_decodes)
+        if choice is None:
             return self._settle(AbortPrefill(), Refuse(_no_decode_worker()))
         if self._prefill is None or self._prefill.info is None:
             return []  # it has just gone; its leg says so next
-        return [self._bind(decode, self._prefill.info)]
+        return [self._bind(choice.engine, self._prefill.info)]
 
     def _start_undivided(self, decode: Engine) -> list[Action]:
         self.state = State.DECODING
@@ -256,9 +259,10 @@ class Life:
         return []
 
     def _prefill_done_before_binding(self, event: PrefillAnswered) -> list[Action]:
-        decode = self._engines.choose_decode(self._failed_decodes)
-        if decode is None:
+        choice = self._engines.choose_decode(self._failed_decodes)
+        if choice is None:
             return self._settle(Refuse(_no_decode_worker()))
+        decode = choice.engine
         if event.transfer_params is None:
             self.undivided_reason = "no_transfer_params"
             return self._start_undivided(decode)

@@ -1,11 +1,14 @@
 """What the router counts. One registry per router, so that several can live in one process."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from kvberth.router.breaker import BreakerState
 from kvberth.router.engines import Engine
+from kvberth.router.fleet import Fleet
 
 __all__ = ["Metrics"]
 
@@ -14,9 +17,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 2
 
 
 class Metrics:
-    """The `kvberth_router_` metrics; labels are few and closed, so that no client can make them grow."""
+    """The `kvberth_router_` metrics; labels are few and closed, so that no client can make them grow.
 
-    def __init__(self, engines: Iterable[Engine], in_flight: Callable[[], float]) -> None:
+    The engines' own figures are taken when the page is read: those of a removed engine are not on it any more.
+    """
+
+    def __init__(self, fleet: Fleet, in_flight: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "kvberth_router_requests",
@@ -61,19 +67,57 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
-        up = Gauge(
-            "kvberth_router_engine_up",
-            "1 if the engine is healthy and has said who it is",
-            ["role", "url"],
-            registry=self.registry,
-        )
-        for engine in engines:
-            up.labels(engine.role.name.lower(), engine.url).set_function(partial(_is_up, engine))
+        self.registry.register(_Engines(fleet))
 
     def text(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self.registry)
 
 
-def _is_up(engine: Engine) -> float:
-    return float(engine.is_ready)
+# Name, description, and the figure: None where it is not known.
+_ENGINE_FIGURES: tuple[tuple[str, str, Callable[[Engine], float | None]], ...] = (
+    ("engine_up", "1 if the engine is healthy and has said who it is", lambda engine: float(engine.is_ready)),
+    ("engine_draining", "1 if the engine gets no new requests", lambda engine: float(engine.is_draining)),
+    ("engine_requests_in_flight", "Legs that this router has at the engine", lambda engine: engine.held.requests),
+    (
+        "engine_prompt_tokens_in_flight",
+        "Estimated prompt tokens of the legs that this router has at the engine",
+        lambda engine: engine.held.tokens,
+    ),
+    (
+        "engine_requests_running",
+        "Requests that the engine computed when it was last asked",
+        lambda engine: engine.load.running if engine.load else None,
+    ),
+    (
+        "engine_requests_waiting",
+        "Requests that waited in the engine when it was last asked",
+        lambda engine: engine.load.waiting if engine.load else None,
+    ),
+    (
+        "engine_kv_usage_ratio",
+        "Share of the engine's KV cache that was in use when it was last asked",
+        lambda engine: engine.load.kv_usage if engine.load else None,
+    ),
+    (
+        "breaker_open",
+        "1 if the engine gets no requests because it failed several in a row",
+        lambda engine: float(engine.breaker.state is not BreakerState.CLOSED),
+    ),
+)
+
+
+class _Engines(Collector):
+    """One series per figure and engine that is there now."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        engines = [(engine.role.word if engine.role else "unknown", engine) for engine in self._fleet.engines]
+        for name, description, figure in _ENGINE_FIGURES:
+            family = GaugeMetricFamily(f"kvberth_router_{name}", description, labels=["role", "engine"])
+            for role, engine in engines:
+                if (value := figure(engine)) is not None:
+                    family.add_metric([role, engine.url], value)
+            yield family

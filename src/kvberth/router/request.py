@@ -13,8 +13,16 @@ from enum import StrEnum
 import msgspec
 
 from kvberth.router.errors import RouterError
+from kvberth.router.prefix import prefix_digests
 
-__all__ = ["ClientRequest", "Endpoint", "parse_request", "take_transfer_params", "without_transfer_params"]
+__all__ = [
+    "ClientRequest",
+    "Endpoint",
+    "estimated_prompt_tokens",
+    "parse_request",
+    "take_transfer_params",
+    "without_transfer_params",
+]
 
 _TRANSFER_FIELD = "kv_transfer_params"
 
@@ -57,6 +65,12 @@ _NOT_FOR_PREFILL = {
     Endpoint.COMPLETIONS: _NOT_FOR_ANY_PREFILL | {"response_format"},
 }
 _ABSENT_VALUES = (b"null", b"false")
+_BYTES_PER_TOKEN = 4  # of English text; of others less, but not by an order of magnitude
+# An image in its own bytes: vLLM makes some hundreds to a few thousand tokens of it, whatever its length.
+_DATA_URL = b'"data:'
+_TOKENS_PER_IMAGE = 1000
+# What renderers write before the conversation, and what else keeps one KV cache apart from another.
+_PREFIX_SEED = ("model", "cache_salt", "tools")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -64,16 +78,29 @@ class ClientRequest:
     """One request as the client sent it.
 
     `obstacle` says why it cannot be split (a word for a header and a metric), or is None. `num_consumers` is how many
-    sequences of D will load the prompt's KV.
+    sequences of D will load the prompt's KV. `prefixes` are digests of the prompt's beginnings, shortest first.
     """
 
-    __slots__ = ("_body", "_fields", "endpoint", "is_streamed", "num_consumers", "obstacle")
+    __slots__ = (
+        "_body",
+        "_fields",
+        "endpoint",
+        "estimated_prompt_tokens",
+        "is_streamed",
+        "num_consumers",
+        "obstacle",
+        "prefixes",
+    )
 
     def __init__(self, endpoint: Endpoint, body: bytes, fields: dict[str, msgspec.Raw]) -> None:
         self.endpoint = endpoint
         self.is_streamed = _is_set(fields, "stream")
         self.num_consumers, self.obstacle = _consumers(fields)
         self.obstacle = self.obstacle or _obstacle(endpoint, fields)
+        self.estimated_prompt_tokens = estimated_prompt_tokens(endpoint, fields)
+        self.prefixes = prefix_digests(
+            (bytes(fields.get(name, b"")) for name in _PREFIX_SEED), _prompt(endpoint, fields)
+        )
         self._body = body
         self._fields = fields
 
@@ -113,6 +140,18 @@ def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
     return ClientRequest(endpoint, body, fields)
 
 
+def estimated_prompt_tokens(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> int:
+    """How long the prompt is: exact where it is given in token ids, a guess from its bytes where it is text."""
+    prompt = _prompt(endpoint, fields)
+    if endpoint is Endpoint.COMPLETIONS:
+        if b'"' not in prompt and prompt.startswith(b"["):
+            return _number_of_ids(prompt)
+        return _tokens_of(len(prompt))
+    image_bytes = _data_urls(prompt)
+    text_bytes = len(prompt) - sum(image_bytes) + len(fields.get("tools", b""))
+    return _tokens_of(text_bytes) + len(image_bytes) * _TOKENS_PER_IMAGE
+
+
 def take_transfer_params(prefill_answer: bytes) -> bytes | None:
     """The transfer's parameters in the JSON that P answered, unchanged; None if there are none."""
     try:
@@ -139,6 +178,31 @@ def _is_set(fields: dict[str, msgspec.Raw], name: str) -> bool:
     # being wrong is a request that is served undivided.
     value = fields.get(name)
     return value is not None and bytes(value) not in _ABSENT_VALUES
+
+
+def _prompt(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> bytes:
+    return bytes(fields.get("prompt" if endpoint is Endpoint.COMPLETIONS else "messages", b""))
+
+
+def _tokens_of(text_bytes: int) -> int:
+    return -(-text_bytes // _BYTES_PER_TOKEN)
+
+
+def _data_urls(prompt: bytes) -> list[int]:
+    """The lengths of the images that a conversation holds in their own bytes."""
+    lengths = []
+    start = prompt.find(_DATA_URL)
+    while start >= 0:
+        end = prompt.find(b'"', start + 1)
+        lengths.append(end - start)
+        start = prompt.find(_DATA_URL, end)
+    return lengths
+
+
+def _number_of_ids(prompt: bytes) -> int:
+    """Ids in a list of them, or in a list of such lists: each but the last of a list is followed by a comma."""
+    lists = prompt.split(b"]")
+    return sum(1 + each.lstrip(b", \t\r\n[").count(b",") for each in lists if each.strip(b", \t\r\n["))
 
 
 def _consumers(fields: dict[str, msgspec.Raw]) -> tuple[int, str | None]:

@@ -1,6 +1,7 @@
 """The endpoints that generate nothing: health, metrics, models, version."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvberth import __version__
+from kvberth.router.breaker import BreakerState
 from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
@@ -30,21 +32,27 @@ class _EngineStatus(msgspec.Struct):
     in_flight: int
     problem: str | None
     engine_id: str | None
+    draining: bool
+    breaker: BreakerState
 
 
 class _RouterStatus(msgspec.Struct):
+    """`unknown` are the engines that have not said yet what they are."""
+
     status: Health
     prefill: list[_EngineStatus]
     decode: list[_EngineStatus]
+    unknown: list[_EngineStatus]
 
 
 def status_routes(get_service: Callable[[], Service]) -> list[Route]:
     async def health(_request: Request) -> Response:
         fleet = get_service().fleet
         status = _RouterStatus(
-            status=_health(fleet.prefill, fleet.decode),
+            status=_health(fleet.prefill, fleet.decode, time.monotonic()),
             prefill=[_describe(engine) for engine in fleet.prefill],
             decode=[_describe(engine) for engine in fleet.decode],
+            unknown=[_describe(engine) for engine in fleet.in_role(None)],
         )
         code = 503 if status.status == "unavailable" else 200
         return Response(msgspec.json.encode(status), code, media_type="application/json")
@@ -54,7 +62,8 @@ def status_routes(get_service: Callable[[], Service]) -> list[Route]:
 
     async def models(request: Request) -> Response:
         service = get_service()
-        engine = service.fleet.choose_decode() or service.fleet.choose_prefill()
+        known = [*service.fleet.decode, *service.fleet.prefill]
+        engine = next((engine for engine in known if engine.is_ready), None)
         if engine is None:
             raise RouterError(503, "No engine is ready to say what it serves.", code="no_engine", retry_after_seconds=1)
         headers = request_headers(request.headers.items(), request.scope[REQUEST_ID])
@@ -83,10 +92,10 @@ def status_routes(get_service: Callable[[], Service]) -> list[Route]:
     ]
 
 
-def _health(prefill: list[Engine], decode: list[Engine]) -> Health:
-    if not any(engine.is_ready for engine in decode):
+def _health(prefill: list[Engine], decode: list[Engine], now: float) -> Health:
+    if not any(engine.is_available(now) for engine in decode):
         return "unavailable"
-    return "ok" if any(engine.is_ready for engine in prefill) else "degraded"
+    return "ok" if any(engine.is_available(now) for engine in prefill) else "degraded"
 
 
 def _describe(engine: Engine) -> _EngineStatus:
@@ -96,4 +105,6 @@ def _describe(engine: Engine) -> _EngineStatus:
         in_flight=engine.in_flight,
         problem=engine.problem,
         engine_id=engine.info.engine_id if engine.info else None,
+        draining=engine.is_draining,
+        breaker=engine.breaker.state,
     )

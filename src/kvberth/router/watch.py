@@ -1,51 +1,77 @@
-"""Keeps what the router believes of its engines true: one task per engine asks for its health and learns who it is."""
+"""Keeps what the router believes of its engines true: one task per engine asks for its health, role and load."""
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
 from kvberth.router.engines import Engine, parse_engine_info
+from kvberth.router.load import parse_load
 
-__all__ = ["watched"]
+__all__ = ["Watch", "watching"]
 
 logger = logging.getLogger(__name__)
 
 # An engine under full load answers /health late, because its HTTP server tokenizes prompts on the same loop.
 _PATIENCE_SECONDS = 5.0
+# A reading older than this says nothing of now: the engine then counts as one whose load is not known.
+_STALE_SECONDS = 10.0
 
 
-@asynccontextmanager
-async def watched(
-    session: aiohttp.ClientSession, engines: list[Engine], interval_seconds: float
-) -> AsyncIterator[None]:
-    """Watch `engines` for as long as the context is open. Engines that are not up yet are waited for."""
-    tasks = [
-        asyncio.create_task(_watch(session, engine, interval_seconds), name=f"watch {engine.url}") for engine in engines
-    ]
-    try:
-        yield
-    finally:
-        for task in tasks:
+class Watch:
+    """The tasks that watch engines. An engine that is not up yet is waited for."""
+
+    def __init__(self, session: aiohttp.ClientSession, interval_seconds: float) -> None:
+        self._session = session
+        self._interval_seconds = interval_seconds
+        self._tasks: dict[Engine, asyncio.Task[None]] = {}
+
+    def follow(self, engine: Engine) -> None:
+        """Watch this engine from now on, until `forget`."""
+        watching = _watch(self._session, engine, self._interval_seconds)
+        self._tasks[engine] = asyncio.create_task(watching, name=f"watch {engine.url}")
+
+    def forget(self, engine: Engine) -> None:
+        """End its task. One that is not followed (any more) is nothing to forget: requests may outlive the watch."""
+        engine.on_unready = None
+        if task := self._tasks.pop(engine, None):
             task.cancel()
+
+    async def close(self) -> None:
+        """End all tasks."""
+        tasks = list(self._tasks.values())
+        for engine in list(self._tasks):
+            self.forget(engine)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@asynccontextmanager
+async def watching(session: aiohttp.ClientSession, interval_seconds: float) -> AsyncIterator[Watch]:
+    """A watch for as long as the context is open."""
+    watch = Watch(session, interval_seconds)
+    try:
+        yield watch
+    finally:
+        await watch.close()
+
+
 async def _watch(session: aiohttp.ClientSession, engine: Engine, interval_seconds: float) -> None:
-    told: str | None = ""
+    told: tuple[str | None, str | None] | None = None
     doubted = asyncio.Event()
     engine.on_unready = doubted.set
     while True:
         await _look(session, engine)
         doubted.clear()
-        if engine.problem != told:
-            told = engine.problem
-            if told is None:
-                logger.info("%s %s is ready", engine.role.name.lower(), engine.url)
+        name = engine.role.word if engine.role else "engine"
+        if (name, engine.problem) != told:
+            told = (name, engine.problem)
+            if engine.problem is None:
+                logger.info("%s %s is ready", name, engine.url)
             else:
-                logger.warning("%s %s is not ready: %s", engine.role.name.lower(), engine.url, told)
+                logger.warning("%s %s is not ready: %s", name, engine.url, engine.problem)
         # A request that failed is reason to look at once: one broken connection should not cost the engine a second.
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_seconds):
@@ -59,10 +85,39 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
                 if response.status != 200:
                     engine.mark_unready(f"/health answered {response.status}")
                     return
-            if not engine.is_ready:
-                engine.mark_ready(parse_engine_info(await _metrics_text(session, engine), engine.role))
+    except (aiohttp.ClientError, OSError) as error:
+        engine.mark_unready(_why(error))
+        return
+    read_at, held = time.monotonic(), engine.held
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            text = await _metrics_text(session, engine)
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        engine.mark_unready(str(error) or f"gave no answer within {_PATIENCE_SECONDS:g} s")
+        if engine.is_ready:
+            # It is healthy and has said who it is: that its load cannot be read is no reason to do without it.
+            _forget_stale_load(engine)
+        else:
+            engine.mark_unready(_why(error))
+        return
+    try:
+        # Asked each time, because an engine can be restarted in another role between two looks.
+        engine.mark_ready(parse_engine_info(text, engine.asserted_role))
+    except ValueError as error:
+        engine.mark_unready(str(error))
+        return
+    try:
+        engine.load = parse_load(text, read_at=read_at, held=held)
+    except ValueError:
+        _forget_stale_load(engine)
+
+
+def _forget_stale_load(engine: Engine) -> None:
+    if engine.load is not None and time.monotonic() - engine.load.read_at > _STALE_SECONDS:
+        engine.load = None
+
+
+def _why(error: Exception) -> str:
+    return str(error) or f"gave no answer within {_PATIENCE_SECONDS:g} s"
 
 
 async def _metrics_text(session: aiohttp.ClientSession, engine: Engine) -> str:

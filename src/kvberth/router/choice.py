@@ -1,0 +1,153 @@
+"""The choice of one engine among those that may be chosen: one pure function per policy.
+
+A policy gets at least one candidate and gives the one that it prefers, with a short reason for people. The candidates'
+own figures are what `watch.py` read last and what this router has sent there since (see `Engine`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvberth.router.engines import Engine
+
+__all__ = [
+    "DECODE_POLICIES",
+    "PREFILL_POLICIES",
+    "Choice",
+    "DecodePolicy",
+    "Policy",
+    "PrefillPolicy",
+    "RequestFacts",
+    "free_kv",
+    "least_loaded",
+    "queue",
+    "round_robin",
+]
+
+# Shares of an engine's KV cache. Closer than the first, free memory says nothing and requests decide; up to the second
+# a prefix that need not be sent again is worth more than memory that nobody needs yet.
+_SAME_SHARE = 0.01
+_AFFINITY_SHARE = 0.1
+
+
+class PrefillPolicy(StrEnum):
+    QUEUE = "queue"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
+class DecodePolicy(StrEnum):
+    FREE_KV = "free-kv"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What a policy knows of a request: the size of its prompt, and digests of the prompt's beginnings."""
+
+    prompt_tokens: int = 0
+    prefixes: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    engine: Engine
+    reason: str
+
+
+Policy = Callable[[Sequence[Engine], RequestFacts, float], Choice]
+
+
+def round_robin(candidates: Sequence[Engine], _facts: RequestFacts, _affinity_seconds: float) -> Choice:
+    """The engine whose turn is longest ago."""
+    return Choice(min(candidates, key=lambda engine: engine.last_turn), "its turn")
+
+
+def least_loaded(candidates: Sequence[Engine], _facts: RequestFacts, _affinity_seconds: float) -> Choice:
+    """The engine with the fewest of this router's requests in flight; among equals, whose turn is longest ago."""
+    engine = min(candidates, key=lambda engine: (engine.in_flight, engine.last_turn))
+    return Choice(engine, f"fewest in flight, {engine.in_flight}")
+
+
+def queue(candidates: Sequence[Engine], facts: RequestFacts, affinity_seconds: float) -> Choice:
+    """The engine whose queue of prompt tokens is expected to be computed first.
+
+    One that has seen the prompt's beginning is preferred if its queue is at most `affinity_seconds` longer. Until an
+    engine's rate is measured, it is taken to be as fast as the others; without any rate, requests are counted.
+    """
+    rates = [rate for engine in candidates if (rate := engine.rate.tokens_per_second)]
+    if not rates:
+        fewest = min(engine.requests for engine in candidates)
+        equals = [engine for engine in candidates if engine.requests == fewest]
+        return _familiar_or_next(equals, facts, f"fewest requests, {fewest}")
+    usual_rate = sum(rates) / len(rates)
+    waits = {
+        engine: _tokens_ahead(engine, facts) / (engine.rate.tokens_per_second or usual_rate) for engine in candidates
+    }
+    shortest = min(waits.values())
+    near = [engine for engine in candidates if waits[engine] <= shortest + affinity_seconds]
+    if familiar := _most_familiar(near, facts, by=waits.__getitem__):
+        return Choice(familiar, f"prefix seen, queue {_milliseconds(waits[familiar])}")
+    engine = min(candidates, key=lambda engine: (waits[engine], engine.requests, engine.last_turn))
+    return Choice(engine, f"shortest queue, {_milliseconds(shortest)}")
+
+
+def free_kv(candidates: Sequence[Engine], facts: RequestFacts, _affinity_seconds: float) -> Choice:
+    """The engine with the most free KV cache; where that is about the same, with the fewest requests.
+
+    One that has seen the prompt's beginning is preferred if the prompt has room there and little less is free. Where
+    one engine's free memory is not known, it cannot be compared: then the requests in flight decide.
+    """
+    free = {engine: tokens for engine in candidates if (tokens := engine.free_kv_tokens) is not None}
+    if len(free) < len(candidates):
+        chosen = least_loaded(candidates, facts, 0.0)
+        return Choice(chosen.engine, f"{chosen.reason}; free KV not known of all")
+    most = max(free.values())
+
+    def nearly_most(share: float) -> list[Engine]:
+        return [engine for engine in candidates if free[engine] >= most - share * _capacity(engine)]
+
+    roomy = [engine for engine in nearly_most(_AFFINITY_SHARE) if free[engine] >= facts.prompt_tokens]
+    if familiar := _most_familiar(roomy, facts, by=lambda engine: -free[engine]):
+        return Choice(familiar, f"prefix seen, {free[familiar]:.0f} KV tokens free")
+    engine = min(nearly_most(_SAME_SHARE), key=lambda engine: (engine.requests, engine.last_turn))
+    return Choice(engine, f"most KV free, {free[engine]:.0f} tokens")
+
+
+PREFILL_POLICIES: Mapping[PrefillPolicy, Policy] = {
+    PrefillPolicy.QUEUE: queue,
+    PrefillPolicy.LEAST_LOADED: least_loaded,
+    PrefillPolicy.ROUND_ROBIN: round_robin,
+}
+DECODE_POLICIES: Mapping[DecodePolicy, Policy] = {
+    DecodePolicy.FREE_KV: free_kv,
+    DecodePolicy.LEAST_LOADED: least_loaded,
+    DecodePolicy.ROUND_ROBIN: round_robin,
+}
+
+
+def _tokens_ahead(engine: Engine, facts: RequestFacts) -> float:
+    # How long other routers' prompts are is not known: as long as this engine's usually are.
+    return engine.held.tokens + engine.other_requests * (engine.rate.tokens_per_leg or facts.prompt_tokens)
+
+
+def _familiar_or_next(equals: Sequence[Engine], facts: RequestFacts, reason: str) -> Choice:
+    if familiar := _most_familiar(equals, facts, by=lambda engine: engine.last_turn):
+        return Choice(familiar, f"prefix seen, {reason}")
+    return Choice(min(equals, key=lambda engine: engine.last_turn), reason)
+
+
+def _most_familiar(engines: Sequence[Engine], facts: RequestFacts, *, by: Callable[[Engine], float]) -> Engine | None:
+    """The engine that has seen the longest beginning, among equals the one with the least `by`; None if none has."""
+    matches = {engine: engine.prefixes.match(facts.prefixes) for engine in engines}
+    seen = [engine for engine in engines if matches[engine]]
+    return min(seen, key=lambda engine: (-matches[engine], by(engine)), default=None)
+
+
+def _capacity(engine: Engine) -> int:
+    return engine.load.kv_capacity_tokens or 0 if engine.load else 0
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,143 @@
+"""When the decode worker is chosen."""
+
+import asyncio
+
+import pytest
+from tests.router.test_control import Producer
+
+from kvberth.protocol import TransferKey
+from kvberth.protocol.messages import Progress, Watch
+from kvberth.router.binding import Binding, JustInTime, Pace, PrefillProgress
+
+from .fakes import Client, answers
+
+PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 14579}
+
+
+async def head(client: Client, body: object, **headers: str) -> tuple[int, str]:
+    """The answer's status, and how the request was bound."""
+    async with client.post(body, **headers) as response:
+        return response.status, response.headers["x-kvberth-binding"]
+
+
+def told(plan: JustInTime, now: float, scheduled: int, done: int, *, is_registered: bool = False) -> float | None:
+    """P's word of a prompt of 1,000 tokens; the moment that follows."""
+    plan.told(PrefillProgress(1000, scheduled, done, is_registered=is_registered), now)
+    return plan.bind_at
+
+
+def known(rate: float = 1000.0, setup: float = 0.05) -> Pace:
+    pace = Pace()
+    pace.tokens_per_second, pace.setup_seconds = rate, setup
+    return pace
+
+
+def test_queued_prompt_has_no_moment():
+    """Nothing of it has been computed: its end is not known."""
+    assert told(JustInTime(known(), 0.01), 10.0, 0, 0) is None
+
+
+def test_moment_is_the_setup_time_before_the_expected_end():
+    """1,000 tokens at 1,000 per second, begun at 10 s; 50 ms to set up, 10 ms for safety."""
+    assert told(JustInTime(known(), 0.01), 10.0, 250, 0) == pytest.approx(11.0 - 0.06)
+
+
+def test_each_step_corrects_the_expectation():
+    """The first quarter took twice as long as expected; the mean rate moves a fifth of the way."""
+    pace = known()
+    plan = JustInTime(pace, 0.01)
+    told(plan, 10.0, 250, 0)
+    told(plan, 10.4, 500, 0)  # the next step is scheduled before the first is done
+    moment = told(plan, 10.5, 500, 250)
+    assert pace.tokens_per_second == pytest.approx(1000 + 0.2 * (500 - 1000))
+    assert moment == pytest.approx(10.5 + 750 / 900 - 0.06)
+
+
+def test_unknown_worker_is_bound_at_once():
+    """The first request of a prefill worker is the one that is learnt from."""
+    plan = JustInTime(Pace(), 0.01)
+    assert told(plan, 10.0, 500, 0) == 10.0
+    told(plan, 10.5, 1000, 500)
+    told(plan, 11.0, 1000, 1000)
+    assert told(JustInTime(plan._pace, 0.01), 20.0, 500, 0) == pytest.approx(21.0 - 0.03)
+
+
+def test_setup_time_is_learnt_from_registrations():
+    """From the sending of the decode leg on; a fifth of the way."""
+    pace = known(setup=0.05)
+    plan = JustInTime(pace, 0.01)
+    told(plan, 10.0, 500, 0)
+    plan.sent(10.4)
+    told(plan, 10.7, 500, 0, is_registered=True)
+    told(plan, 11.7, 1000, 500, is_registered=True)
+    assert pace.setup_seconds == pytest.approx(0.05 + 0.2 * (0.3 - 0.05))
+
+
+def test_preempted_prompt_begins_anew():
+    """What was computed is lost, and so is the expectation."""
+    plan = JustInTime(known(), 0.01)
+    told(plan, 10.0, 500, 0)
+    told(plan, 10.5, 1000, 500)
+    assert told(plan, 10.6, 0, 0) is None
+    assert told(plan, 12.0, 500, 0) == pytest.approx(13.0 - 0.06)
+
+
+@pytest.mark.anyio
+async def test_decode_leg_is_sent_shortly_before_the_prefill_ends(site):
+    """Not before P has said that it computes; with the parameters of a push."""
+    producer = Producer()
+    finish = asyncio.Event()
+    prefill = await site.prefill(answers({"kv_transfer_params": PARAMS}, after=finish))
+    prefill.control = ("127.0.0.1", producer.port)
+    decode = await site.decode(answers({"choices": [{"text": "yes"}]}))
+    client = await site.router([prefill], [decode], binding=Binding.JIT)
+    asking = asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1}))
+    watch = await producer.hear()
+    assert isinstance(watch, Watch)
+    await producer.say(Progress(watch.key, 1000, 0, 0, is_registered=False))
+    await asyncio.sleep(0.2)
+    assert decode.seen == []
+    await producer.say(Progress(watch.key, 1000, 500, 0, is_registered=False))
+    async with asyncio.timeout(5):
+        await decode.arrived.wait()
+    assert not finish.is_set()
+    assert decode.seen[0].transfer["remote_port"] == producer.port
+    assert TransferKey(decode.seen[0].transfer["transfer_id"]) == watch.key
+    assert await asking == (200, "jit")
+    finish.set()
+    producer.close()
+
+
+@pytest.mark.anyio
+async def test_prefill_that_ends_before_its_moment_is_bound_late(site):
+    """P says nothing of its progress: D gets what P answered."""
+    prefill = await site.prefill(answers({"kv_transfer_params": PARAMS}))
+    decode = await site.decode(answers({"choices": [{"text": "yes"}]}))
+    client = await site.router([prefill], [decode])
+    async with client.post({"prompt": "A", "max_tokens": 1}, x_kvberth_binding="jit") as response:
+        assert response.status == 200
+    assert decode.seen[0].transfer == PARAMS
+
+
+@pytest.mark.anyio
+async def test_late_binding_waits_for_the_prefill(site):
+    """In push as well: D registers when P is done."""
+    finish = asyncio.Event()
+    prefill = await site.prefill(answers({"kv_transfer_params": PARAMS}, after=finish))
+    decode = await site.decode(answers({"choices": [{"text": "yes"}]}))
+    client = await site.router([prefill], [decode])
+    asking = asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1}, x_kvberth_binding="late"))
+    await asyncio.sleep(0.2)
+    assert decode.seen == []
+    finish.set()
+    assert await asking == (200, "late")
+    assert decode.seen[0].transfer == PARAMS
+
+
+@pytest.mark.anyio
+async def test_unknown_binding_is_refused(site):
+    """With what would be right."""
+    client = await site.router([], [await site.decode()], wait_for="degraded")
+    async with client.post({"prompt": "A"}, x_kvberth_binding="soon") as response:
+        assert response.status == 400
+        assert "early, jit, late" in (await response.json())["error"]["message"]

@@ -1,0 +1,169 @@
+"""The policies, each as a function of what is known of engines and request."""
+
+import pytest
+
+from kvberth.router.choice import (
+    DECODE_POLICIES,
+    PREFILL_POLICIES,
+    Choice,
+    DecodePolicy,
+    PrefillPolicy,
+    RequestFacts,
+    free_kv,
+    least_loaded,
+    queue,
+    round_robin,
+)
+from kvberth.router.engines import Engine
+from kvberth.router.load import EngineLoad, Held
+
+FACTS = RequestFacts(1000, (b"short", b"long"))
+NOTHING = Held()
+NO_AFFINITY = 0.0
+
+
+def engine(*, held=NOTHING, load=None, rate=None, seen=(), last_turn=0):
+    made = Engine("http://e", held=held, load=load, last_turn=last_turn)
+    if rate is not None:
+        made.rate.add(rate, started_at=0.0, ended_at=1.0)
+    made.prefixes.remember(seen)
+    return made
+
+
+def reading(running=0, waiting=0, kv_usage=0.0, held=NOTHING, capacity=100_000):
+    return EngineLoad(0.0, held, running, waiting, kv_usage, capacity)
+
+
+@pytest.mark.parametrize("policy", [*PREFILL_POLICIES.values(), *DECODE_POLICIES.values()])
+def test_a_single_candidate_is_chosen_with_a_reason(policy):
+    """By every policy, whatever is known of it."""
+    for only in (engine(), engine(load=reading(1, 1, 1.0), rate=10, seen=FACTS.prefixes)):
+        choice = policy([only], FACTS, NO_AFFINITY)
+        assert choice.engine is only
+        assert choice.reason
+
+
+@pytest.mark.parametrize("policy", [*PREFILL_POLICIES.values(), *DECODE_POLICIES.values()])
+def test_equals_take_turns(policy):
+    """Idle engines are used in turn, so that no policy sends everything to the first."""
+    some = [engine(last_turn=turn, load=reading(), rate=1000) for turn in (3, 1, 2)]
+    assert policy(some, RequestFacts(), 0.5).engine is some[1]
+
+
+def test_every_policy_has_a_function():
+    """A name that can be configured can be used."""
+    assert (set(PREFILL_POLICIES), set(DECODE_POLICIES)) == (set(PrefillPolicy), set(DecodePolicy))
+
+
+def test_round_robin_looks_at_turns_only():
+    """A busy engine has its turn too."""
+    busy, idle = engine(held=Held(9, 9), last_turn=1), engine(last_turn=2)
+    assert round_robin([busy, idle], FACTS, NO_AFFINITY) == Choice(busy, "its turn")
+
+
+def test_least_loaded_counts_this_routers_requests():
+    """The engine's own figures do not matter to it."""
+    some = [engine(held=Held(n, 0)) for n in (3, 1, 2)]
+    assert least_loaded(some, FACTS, NO_AFFINITY) == Choice(some[1], "fewest in flight, 1")
+
+
+def test_queue_compares_tokens_and_not_requests():
+    """One long prompt is a longer queue than three short ones."""
+    long, short = engine(held=Held(1, 9000), rate=1000), engine(held=Held(3, 3000), rate=1000)
+    assert queue([long, short], FACTS, NO_AFFINITY) == Choice(short, "shortest queue, 3000 ms")
+
+
+def test_queue_knows_fast_engines():
+    """The same tokens are sooner computed where more are computed in a second."""
+    slow, fast = engine(held=Held(1, 4000), rate=1000), engine(held=Held(2, 6000), rate=3000)
+    assert queue([slow, fast], FACTS, NO_AFFINITY).engine is fast
+
+
+def test_queue_counts_what_other_routers_sent():
+    """Requests that the engine shows and that are not ours are as long as its usual ones."""
+    shared = engine(held=Held(1, 1000), load=reading(running=2, waiting=3, held=Held(1, 1000)), rate=1000)
+    ours = engine(held=Held(3, 3000), load=reading(running=3, held=Held(3, 3000)), rate=1000)
+    assert queue([shared, ours], FACTS, NO_AFFINITY) == Choice(ours, "shortest queue, 3000 ms")
+
+
+def test_queue_takes_a_new_engine_to_be_like_the_others():
+    """Without a rate of its own it is neither shunned nor swamped."""
+    known, new = engine(held=Held(1, 2000), rate=1000), engine(held=Held(1, 1000))
+    assert queue([known, new], FACTS, NO_AFFINITY).engine is new
+    known.held, new.held = new.held, known.held
+    assert queue([known, new], FACTS, NO_AFFINITY).engine is known
+
+
+def test_queue_counts_requests_until_a_rate_is_known():
+    """Those of others too."""
+    more, fewer = engine(held=Held(2, 10)), engine(held=Held(1, 5000))
+    assert queue([more, fewer], FACTS, 9.0) == Choice(fewer, "fewest requests, 1")
+    fewer.load = reading(waiting=5)
+    assert queue([more, fewer], FACTS, 9.0).engine is more
+
+
+@pytest.mark.parametrize(("tokens_ahead", "is_preferred"), [(0, True), (500, True), (501, False)])
+def test_queue_prefers_who_saw_the_prefix_within_reason(tokens_ahead, is_preferred):
+    """Up to `affinity_seconds` longer a queue is accepted for a cache that may hold the beginning."""
+    familiar = engine(held=Held(1, tokens_ahead), rate=1000, seen=[b"short"])
+    other = engine(rate=1000)
+    choice = queue([other, familiar], FACTS, 0.5)
+    assert choice.engine is (familiar if is_preferred else other)
+    assert ("prefix seen" in choice.reason) is is_preferred
+
+
+def test_the_longest_known_prefix_wins():
+    """More of the prompt need not be computed; among equals the shorter queue."""
+    short = engine(rate=1000, seen=[b"short"])
+    long = engine(held=Held(1, 300), rate=1000, seen=[b"short", b"long"])
+    longer_queue = engine(held=Held(1, 400), rate=1000, seen=[b"short", b"long"])
+    assert queue([short, longer_queue, long], FACTS, 0.5).engine is long
+
+
+def test_affinity_without_a_rate_decides_among_equals_only():
+    """Nobody knows then how long a queue is in seconds."""
+    familiar, other = engine(seen=[b"short"], last_turn=5), engine()
+    assert queue([other, familiar], FACTS, 0.5).engine is familiar
+    familiar.held = Held(1, 1)
+    assert queue([other, familiar], FACTS, 0.5).engine is other
+
+
+def test_free_kv_prefers_memory_over_requests():
+    """Ten short answers leave more room than one long context."""
+    full, roomy = engine(load=reading(running=1, kv_usage=0.5)), engine(load=reading(running=10, kv_usage=0.1))
+    assert free_kv([full, roomy], RequestFacts(), NO_AFFINITY) == Choice(roomy, "most KV free, 90000 tokens")
+
+
+def test_free_kv_counts_what_was_sent_since_the_reading():
+    """And gives back what has ended since."""
+    held = Held(1, 30_000)
+    sent_since = engine(held=held, load=reading(kv_usage=0.1))
+    in_reading = engine(held=held, load=reading(kv_usage=0.35, held=held))
+    assert free_kv([sent_since, in_reading], RequestFacts(), NO_AFFINITY).engine is in_reading
+    in_reading.held = Held()
+    assert in_reading.free_kv_tokens == 95_000
+
+
+def test_requests_decide_where_free_kv_is_about_the_same():
+    """A hundredth of the memory is no difference."""
+    busy, quiet = engine(load=reading(running=5, kv_usage=0.1)), engine(load=reading(running=2, kv_usage=0.105))
+    assert free_kv([busy, quiet], RequestFacts(), NO_AFFINITY).engine is quiet
+
+
+@pytest.mark.parametrize("unknown", [None, reading(capacity=None)])
+def test_without_all_readings_requests_in_flight_decide(unknown):
+    """An engine whose memory is not known is neither the best nor the worst."""
+    known, other = engine(held=Held(2, 2), load=reading()), engine(held=Held(1, 1), load=unknown)
+    choice = free_kv([known, other], FACTS, NO_AFFINITY)
+    assert choice == Choice(other, "fewest in flight, 1; free KV not known of all")
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt_tokens", "is_preferred"), [(0.08, 1000, True), (0.12, 1000, False), (0.08, 95_000, False)]
+)
+def test_free_kv_prefers_who_saw_the_prefix_if_it_fits_there(usage, prompt_tokens, is_preferred):
+    """Not where much less is free, and not where the prompt would have to wait for memory."""
+    familiar, other = engine(load=reading(kv_usage=usage), seen=[b"short"]), engine(load=reading())
+    choice = free_kv([other, familiar], RequestFacts(prompt_tokens, FACTS.prefixes), NO_AFFINITY)
+    assert choice.engine is (familiar if is_preferred else other)
+    assert ("prefix seen" in choice.reason) is is_preferred

@@ -1,0 +1,45 @@
+"""Beginnings of prompts, and who has seen them."""
+
+from kvberth.router.prefix import PrefixMemory, prefix_digests
+
+
+def digests(prompt, seed=(b"model",)):
+    return prefix_digests(seed, prompt)
+
+
+def test_a_prompt_has_a_digest_for_each_length_that_it_reaches():
+    """Short prompts have none: they are not worth looking for."""
+    assert [len(digests(b"x" * length)) for length in (0, 511, 512, 2048, 8192, 32768, 10**6)] == [0, 0, 1, 2, 3, 4, 4]
+
+
+def test_prompts_share_digests_as_far_as_they_agree():
+    """The same up to 2,048 bytes, and no further."""
+    one, other = digests(b"s" * 3000 + b"a" * 7000), digests(b"s" * 3000 + b"b" * 7000)
+    assert one[:2] == other[:2]
+    assert one[2] != other[2]
+
+
+def test_what_decides_over_the_cache_beside_the_prompt_counts():
+    """Another model's KV is no use; the parts of the seed are kept apart."""
+    prompt = b"x" * 600
+    assert len({digests(prompt, seed) for seed in [(b"m",), (b"n",), (b"m", b""), (b"", b"m")]}) == 4
+
+
+def test_the_longest_known_beginning_is_found():
+    """A conversation that has grown matches as far as it was seen."""
+    memory = PrefixMemory()
+    memory.remember(digests(b"x" * 2048))
+    assert memory.match(digests(b"x" * 40_000)) == 2
+    assert memory.match(digests(b"x" * 1000)) == 1
+    assert memory.match(digests(b"y" * 40_000)) == 0
+    assert memory.match(()) == 0
+
+
+def test_the_memory_is_bounded_and_forgets_the_longest_unused():
+    """What is seen again stays."""
+    memory = PrefixMemory(capacity=2)
+    memory.remember([b"a", b"b"])
+    memory.remember([b"a"])
+    memory.remember([b"c"])
+    assert len(memory) == 2
+    assert [memory.match([each]) for each in (b"a", b"b", b"c")] == [1, 0, 1]

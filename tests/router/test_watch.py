@@ -1,0 +1,111 @@
+"""What the watch learns of engines: their roles and their load."""
+
+import asyncio
+
+import pytest
+
+from .fakes import answers, until
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 5}
+LOAD = {"num_requests_running": "3", "num_requests_waiting": "2", "kv_cache_usage_perc": "0.25"}
+CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1\n'
+
+
+async def test_one_url_per_engine_is_enough(site):
+    """Engines say themselves what they are."""
+    prefill, decode = await site.prefill(), await site.decode()
+    client = await site.router(engines=(decode.url, prefill.url))
+    health = await client.health()
+    assert [[each["url"] for each in health[kind]] for kind in ("prefill", "decode", "unknown")] == [
+        [prefill.url],
+        [decode.url],
+        [],
+    ]
+    async with client.post(PROMPT) as response:
+        assert (response.status, response.headers["x-kvberth-path"]) == (200, "push")
+
+
+async def test_an_engine_that_was_never_heard_from_has_no_role(site):
+    """It is shown as that, and with what is wrong."""
+    client = await site.router(engines=("http://127.0.0.1:9",), wait_for="unavailable")
+    (unknown,) = (await client.health())["unknown"]
+    assert (unknown["ready"], unknown["url"]) == (False, "http://127.0.0.1:9")
+    assert "Connect" in unknown["problem"]
+
+
+async def test_an_engine_that_comes_back_in_another_role_has_that_role(site):
+    """Even if no look found it gone; and what was learnt of the one before is not believed of it."""
+    engine, other = await site.decode(), await site.decode()
+    client = await site.router(engines=(engine.url, other.url), wait_for="degraded")
+    engine.role, engine.engine_id = "kv_producer", "new"
+    await client.until_healthy("ok")
+    await client.until_engine(engine, role="prefill", engine_id="new")
+
+
+async def test_an_asserted_role_is_not_given_up(site):
+    """Who asked for a decode worker does not get a prefill worker."""
+    decode = await site.decode()
+    client = await site.router([], [decode], wait_for="degraded")
+    decode.role = "kv_producer"
+    await client.until_problem("is a kv_producer, but is configured as a kv_consumer")
+    await client.until_engine(decode, role="decode", asserted_role="decode", ready=False)
+
+
+async def test_the_load_is_read_with_the_health(site):
+    """And shown, with what follows from it."""
+    decode = await site.decode(load=LOAD)
+    decode_metrics = decode.metrics_text
+    decode.metrics_text = lambda: CACHE + decode_metrics()
+    client = await site.router(engines=(decode.url,), wait_for="degraded")
+    load = (await client.engine(decode))["load"]
+    assert load.pop("age_seconds") < 5
+    assert load == {"running": 3, "waiting": 2, "kv_usage": 0.25, "kv_capacity_tokens": 1600}
+    assert (await client.engine(decode))["free_kv_tokens"] == 1200
+    labels = f'{{engine="{decode.url}",role="decode"}}'
+    figures = {"requests_running": 3, "requests_waiting": 2, "kv_usage_ratio": 0.25, "up": 1, "requests_in_flight": 0}
+    for name, value in figures.items():
+        assert await client.metric(f"kvberth_router_engine_{name}{labels}") == value
+    decode.load = LOAD | {"num_requests_running": "9"}
+    await until(lambda: shows_running(client, decode, 9))
+
+
+async def shows_running(client, engine, running):
+    return (await client.engine(engine))["load"]["running"] == running
+
+
+async def test_a_load_that_cannot_be_read_is_no_failure(site):
+    """Neither figures that are missing nor a page that fails take a healthy engine out."""
+    decode = await site.decode(load={"num_requests_running": "many"})
+    client = await site.router(engines=(decode.url,), wait_for="degraded")
+    assert (await client.engine(decode))["load"] is None
+    decode.shows_metrics = False
+    await asyncio.sleep(0.2)
+    assert (await client.engine(decode))["ready"]
+    assert await client.text(PROMPT)
+
+
+async def test_what_is_in_flight_is_shown_with_its_tokens(site):
+    """From the start of a leg to its end."""
+    may_end = asyncio.Event()
+    decode = await site.decode(answers({}, after=may_end))
+    client = await site.router(engines=(decode.url,), wait_for="degraded")
+    asking = asyncio.ensure_future(client.text(PROMPT))
+    async with asyncio.timeout(5):
+        await decode.arrived.wait()
+    await client.until_engine(decode, in_flight=1, prompt_tokens_in_flight=3)
+    may_end.set()
+    await asking
+    await client.until_engine(decode, in_flight=0, prompt_tokens_in_flight=0)
+
+
+async def test_the_rate_of_a_prefill_worker_is_measured(site):
+    """By the legs that it answered, and not by those that it refused."""
+    prefill, decode = await site.prefill(answers({"error": {}}, 400)), await site.decode()
+    client = await site.router(engines=(prefill.url, decode.url), mode="pull")
+    await client.text(PROMPT)
+    assert (await client.engine(prefill))["prefill_tokens_per_second"] is None
+    prefill.behave = answers({"kv_transfer_params": {}})
+    await client.text(PROMPT)
+    assert (await client.engine(prefill))["prefill_tokens_per_second"] > 0
