@@ -20,20 +20,45 @@ OTHER_VALUES = {
     "first_token_timeout_seconds": 2.5,
     "total_timeout_seconds": 3.5,
     "health_interval_seconds": 0.5,
+    "client_stall_seconds": 4.5,
     "max_in_flight": 7,
+    "max_queue": 9,
+    "queue_timeout_seconds": 5.5,
     "max_body_bytes": 8,
+    "api_key": ("k1", "k2"),
+    "engine_api_key": "k3",
+    "ssl_certfile": __file__,
+    "ssl_keyfile": __file__,
+    "engine_ca_file": __file__,
 }
+OTHER_FLAGS = {"engine_insecure"}  # contradicts another one
 
 
 def test_every_setting_has_a_flag(kvberth_command, served):
     """A setting that is added to the router must be added to the command."""
-    assert OTHER_VALUES.keys() == {field.name for field in dataclasses.fields(RouterConfig)}
+    assert OTHER_VALUES.keys() | OTHER_FLAGS == {field.name for field in dataclasses.fields(RouterConfig)}
     flags = []
     for name, value in OTHER_VALUES.items():
         for each in value if isinstance(value, tuple) else [value]:
             flags += [f"--{name.replace('_', '-')}", each]
     assert kvberth_command("router", *flags).exit_code == 0
     assert served == [RouterConfig(**OTHER_VALUES)]
+
+
+def test_certificates_need_not_be_checked(kvberth_command, served):
+    """A switch without a value."""
+    assert kvberth_command("router", "--decode", "https://d:1", "--engine-insecure").exit_code == 0
+    assert served == [RouterConfig(prefill=(), decode=("https://d:1",), engine_insecure=True)]
+
+
+def test_keys_come_from_the_environment(kvberth_command, served, monkeypatch):
+    """They need not stand in the list of processes."""
+    monkeypatch.setenv("KVBERTH_ROUTER_API_KEY", "k1 k2")
+    monkeypatch.setenv("KVBERTH_ENGINE_API_KEY", "k3")
+    assert kvberth_command("router", "--decode", "http://d:1").exit_code == 0
+    assert (served[0].api_key, served[0].engine_api_key) == (("k1", "k2"), "k3")
+    assert "k1" not in repr(served[0])
+    assert "k3" not in repr(served[0])
 
 
 def test_defaults_are_the_router_s_own(kvberth_command, served):

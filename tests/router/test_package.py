@@ -8,7 +8,10 @@ import pytest
 
 import kvberth.router
 
-PURE = ("answer", "config", "engines", "errors", "headers", "life", "request", "transfer")
+PURE = (
+    *("admission", "answer", "config", "deadline", "engines", "errors", "forms", "headers", "life", "request"),
+    "transfer",
+)
 NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
 
 

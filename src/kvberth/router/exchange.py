@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from kvberth.router.admission import Admission
 from kvberth.router.answer import Answer, Header, Streamed
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
@@ -33,16 +34,9 @@ from kvberth.router.life import (
 from kvberth.router.metrics import Metrics
 from kvberth.router.request import ClientRequest
 
-__all__ = ["Exchange", "Load", "Service"]
+__all__ = ["Exchange", "Service"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Load:
-    """How many requests the router works on at the moment."""
-
-    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +48,7 @@ class Service:
     metrics: Metrics
     session: aiohttp.ClientSession
     control: Control
-    load: Load
+    admission: Admission
 
 
 class Exchange:
@@ -74,6 +68,9 @@ class Exchange:
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
         self._decode_engine: Engine | None = None
+        self._decode_clock = asyncio.timeout(None)
+        self._prefill_began: float | None = None
+        self._prefill_seconds = 0.0
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
 
@@ -98,10 +95,16 @@ class Exchange:
                         self._service.metrics.retries.labels(failure.leg, failure.kind).inc()
                     case Deliver(answer):
                         self._delivered = answer
+                        self._stop_prefill_clock()
                         return answer
                     case Refuse(error):
                         raise error
             actions = self.life.handle(await self._next_event())
+
+    def prefill_seconds(self) -> float:
+        """For how long prefill legs have held the answer up, one that still runs included."""
+        running = 0.0 if self._prefill_began is None else time.monotonic() - self._prefill_began
+        return self._prefill_seconds + running
 
     async def close(self) -> None:
         """Abort whatever is still on its way, and let P know that nobody will come for its blocks."""
@@ -126,17 +129,22 @@ class Exchange:
             raise RuntimeError("no leg is left to wait for")
         event = self._prefill.result()
         self._prefill = None
+        seconds = self._first_token_seconds()
+        if self._decode is not None and not self._decode.done() and seconds is not None:
+            # Until now D could only wait for P, whose own clock ran.
+            self._decode_clock.reschedule(asyncio.get_running_loop().time() + seconds)
         return event
 
     def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
         # Counted here and not in the task, so that a choice in the same instant sees it.
         fleet = self._service.fleet
         fleet.enter(engine)
-        started = time.monotonic()
+        started = self._prefill_began = time.monotonic()
         observe = self._service.metrics.prefill_leg.labels(self.life.path).observe
 
         def finish(leg: asyncio.Task[Any]) -> None:
             fleet.leave(engine)
+            self._stop_prefill_clock()
             if not leg.cancelled():
                 observe(time.monotonic() - started)
 
@@ -156,7 +164,7 @@ class Exchange:
         # Counted until `_end_decode`: the engine is busy for as long as it streams.
         self._service.fleet.enter(engine)
         self._decode_engine = engine
-        config = self._service.config
+        self._decode_clock = asyncio.timeout(self._first_token_seconds() if self._prefill is None else None)
         self._decode = asyncio.create_task(
             run_decode_leg(
                 self._service.session,
@@ -164,9 +172,16 @@ class Exchange:
                 self._request.endpoint,
                 headers=self._headers,
                 body=self._request.decode_body(transfer_params),
-                first_token_timeout_seconds=config.first_token_timeout_seconds if self._request.is_streamed else None,
+                clock=self._decode_clock,
             )
         )
+
+    def _first_token_seconds(self) -> float | None:
+        return self._service.config.first_token_timeout_seconds if self._request.is_streamed else None
+
+    def _stop_prefill_clock(self) -> None:
+        self._prefill_seconds = self.prefill_seconds()
+        self._prefill_began = None
 
     def _abandon_transfer(self) -> None:
         """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""

@@ -16,7 +16,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 2
 class Metrics:
     """The `kvberth_router_` metrics; labels are few and closed, so that no client can make them grow."""
 
-    def __init__(self, engines: Iterable[Engine], in_flight: Callable[[], float]) -> None:
+    def __init__(self, engines: Iterable[Engine], in_flight: Callable[[], float], queued: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "kvberth_router_requests",
@@ -41,6 +41,18 @@ class Metrics:
         Gauge(
             "kvberth_router_requests_in_flight", "Requests that the router works on", registry=self.registry
         ).set_function(in_flight)
+        Gauge("kvberth_router_queued", "Requests that wait for their turn", registry=self.registry).set_function(queued)
+        self.queue_wait = Histogram(
+            "kvberth_router_queue_wait_seconds",
+            "From a request's arrival to its turn; 0 for one that did not have to wait",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.client_stalls = Counter(
+            "kvberth_router_client_stalls",
+            "Requests that were ended because their client did not read the answer",
+            registry=self.registry,
+        )
         self.retries = Counter(
             "kvberth_router_retries",
             "Failures of a leg that were hidden from the client",
