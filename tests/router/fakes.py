@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvberth.router import RouterConfig, create_app
+from kvberth.router.server import server_settings
 
 Behaviour = Callable[["Seen", Send], Awaitable[None]]
 
@@ -212,13 +213,13 @@ class QuickServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[int]:
-    """Serve `app` for as long as the context is open; gives the port."""
+async def listening(app: ASGIApp, **settings: Any) -> AsyncIterator[int]:
+    """Serve `app` for as long as the context is open, with these settings of uvicorn; gives the port."""
     # With the protocol named, asyncio turns Nagle off; without, every answer in two writes is 40 ms late.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
-        server = QuickServer(uvicorn.Config(app, log_config=None, ws="none"))
+        server = QuickServer(uvicorn.Config(app, **({"log_config": None, "ws": "none"} | settings)))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started or task.done())
         try:
@@ -240,8 +241,8 @@ class Client:
         sent = {"content-type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
         return self.session.post(self.url + path, data=BytesIO(data), headers=sent)
 
-    def get(self, path: str) -> Any:
-        return self.session.get(self.url + path)
+    def get(self, path: str, **headers: str) -> Any:
+        return self.session.get(self.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     async def metric(self, name: str) -> float:
         """The value of one line of the router's /metrics, 0 if it is not there."""
@@ -301,7 +302,7 @@ class Site:
             decode=tuple(each if isinstance(each, str) else each.url for each in decode),
             **settings,
         )
-        port = await self._stack.enter_async_context(listening(create_app(config)))
+        port = await self._stack.enter_async_context(listening(create_app(config), **server_settings(config)))
         session = await self._stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         client = Client(f"http://127.0.0.1:{port}", session)
         await client.until_healthy(wait_for)
