@@ -256,8 +256,8 @@ class Client:
         async with self.get("/health") as response:
             return await response.json() | {"code": response.status}
 
-    async def text(self, body: object, **headers: str) -> str:
-        async with self.post(body, **headers) as response:
+    async def text(self, body: object, path: str = COMPLETIONS, **headers: str) -> str:
+        async with self.post(body, path, **headers) as response:
             return await response.text()
 
     async def until_problem(self, text: str, role: str = "decode") -> None:
