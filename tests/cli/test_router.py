@@ -93,3 +93,10 @@ def test_a_router_that_cannot_start_fails(kvberth_command, monkeypatch):
     result = kvberth_command("router", "--decode", "http://d:1")
     assert result.exit_code == 1
     assert "the router could not start on 127.0.0.1:8000; the log above says why" in result.stderr
+
+
+def test_a_file_that_is_no_certificate_is_named(kvberth_command):
+    """One line, before anything listens."""
+    result = kvberth_command("router", "--decode", "https://d:1", "--engine-ca-file", __file__)
+    assert result.exit_code == 2
+    assert "a certificate or key cannot be used" in result.stderr

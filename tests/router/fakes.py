@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,13 +51,14 @@ class FakeEngine:
     is_healthy: bool = True
     says_who_it_is: bool = True
     port: int = 0
+    certificate: tuple[str, str] | None = None
     seen: list[Seen] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["path"]:
@@ -284,6 +286,7 @@ class Site:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.trusted: ssl.SSLContext | None = None
 
     async def prefill(self, behave: Behaviour | None = None, **settings: Any) -> FakeEngine:
         settings.setdefault("engine_id", "p")
@@ -303,8 +306,12 @@ class Site:
             **settings,
         )
         port = await self._stack.enter_async_context(listening(create_app(config), **server_settings(config)))
-        session = await self._stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        client = Client(f"http://127.0.0.1:{port}", session)
+        connector = aiohttp.TCPConnector(ssl=self.trusted if self.trusted is not None else True)
+        session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(auto_decompress=False, connector=connector)
+        )
+        scheme = "https" if config.ssl_certfile else "http"
+        client = Client(f"{scheme}://127.0.0.1:{port}", session)
         await client.until_healthy(wait_for)
         await until(lambda: self._all_were_heard_from(client))
         return client
@@ -314,5 +321,8 @@ class Site:
         return all(engine["problem"] != "not heard from yet" for engine in health["prefill"] + health["decode"])
 
     async def _start(self, engine: FakeEngine) -> FakeEngine:
-        engine.port = await self._stack.enter_async_context(listening(engine))
+        certfile, keyfile = engine.certificate or (None, None)
+        engine.port = await self._stack.enter_async_context(
+            listening(engine, ssl_certfile=certfile, ssl_keyfile=keyfile)
+        )
         return engine

@@ -1,6 +1,7 @@
 """`kvberth router`: the router alone, in front of engines that run elsewhere."""
 
 import logging
+import ssl
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +93,8 @@ def router(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(settings)
+    except ssl.SSLError as error:
+        raise BadSettings(f"a certificate or key cannot be used: {error}") from error
     except SystemExit as end:  # the server has logged why, and ends with a status of its own
         raise RunFailed(f"the router could not start on {host}:{port}; the log above says why") from end
 
