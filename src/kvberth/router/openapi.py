@@ -39,7 +39,7 @@ def description(*, with_keys: bool) -> dict[str, Any]:
         "info": {"title": "kvberth router", "version": __version__},
         "paths": {
             **{path: {"post": _generation(path)} for path in Endpoint},
-            **{path: {"post": _posted(f"{path}, by one engine", [_TIMEOUT_HEADER])} for path in Relayed},
+            **{path: {"post": _relayed(path)} for path in Relayed},
             "/v1/responses/{id}": {
                 "get": _get(_STATELESS, [_ID]),
                 "delete": _get(_STATELESS, [_ID]),
@@ -65,13 +65,15 @@ def description(*, with_keys: bool) -> dict[str, Any]:
 
 
 def _generation(path: str) -> dict[str, Any]:
-    operation = _posted(f"{path}, by a prefill and a decode worker", [_MODE_HEADER, _TIMEOUT_HEADER])
-    operation["responses"]["200"]["content"] = _JSON_OBJECT | _STREAM
-    return operation
+    summary = f"{path}, by a prefill and a decode worker"
+    operation = _get(summary, [_MODE_HEADER, _TIMEOUT_HEADER], _JSON_OBJECT | _STREAM)
+    return operation | {"requestBody": {"required": True, "content": _JSON_OBJECT}}
 
 
-def _posted(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    return _get(summary, parameters) | {"requestBody": {"required": True, "content": _JSON_OBJECT}}
+def _relayed(path: str) -> dict[str, Any]:
+    # Whatever comes goes on to the engine.
+    body: dict[str, Any] = {"content": {"application/json": {"schema": {}}}}
+    return _get(f"{path}, by one engine", [_TIMEOUT_HEADER]) | {"requestBody": body}
 
 
 def _get(
