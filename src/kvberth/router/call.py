@@ -18,7 +18,7 @@ from kvberth.router.deadline import allowed_seconds, queue_timeout
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.headers import REQUEST_ID, TIMEOUT
-from kvberth.router.reply import ClientStalledError, Reply
+from kvberth.router.reply import Reply, StallWatch
 
 __all__ = ["ABORT_EXTENSION", "Call"]
 
@@ -29,16 +29,19 @@ ABORT_EXTENSION = "kvberth.abort"
 _CLIENT_WENT_AWAY = 499  # nginx's code, for the metric only: nobody is there to read it
 
 
+class _ClientStalledError(Exception):
+    """The client is there, but has read nothing for too long."""
+
+
 class Call(ABC):
     """One request; `answer` is what the endpoint does with it once it is in."""
 
     def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
-        config = service.config
         self.path = path
         self.service = service
         self.headers = Headers(scope=scope)
         self.request_id: str = scope[REQUEST_ID]
-        self.reply = Reply(send, path, config.client_stall_seconds)
+        self.reply = Reply(send, path)
         self.arrived = time.monotonic()
         self.queue_seconds = 0.0
         self.allowed_seconds: float | None = None
@@ -64,7 +67,7 @@ class Call(ABC):
             await self._run_admitted(receive)
         except RouterError as error:
             await self._send_error(error, receive)
-        except ClientStalledError:
+        except _ClientStalledError:
             await self._drop_client(receive)
         except Exception:
             logger.exception("request %s ended in an unexpected error", self.request_id)
@@ -154,20 +157,25 @@ class Call(ABC):
     async def _unless_client_goes(self, work: Coroutine[Any, Any, None], receive: Receive) -> None:
         working = asyncio.create_task(work)
         going = asyncio.create_task(_client_goes(receive))
+        watch = StallWatch(self.reply, self.service.config.client_stall_seconds)
         try:
-            await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, going, watch.stalled}, return_when=asyncio.FIRST_COMPLETED)
             self._is_abandoned = not working.done()
         finally:
+            watch.close()
             going.cancel()
             working.cancel()
             await asyncio.wait({working, going})
+        if self._is_abandoned and watch.stalled.done():
+            raise _ClientStalledError
         if not working.cancelled():
             working.result()
 
     async def _send_error(self, error: RouterError, receive: Receive) -> None:
         try:
-            await self.reply.send_error(error, self.own_headers())
-        except ClientStalledError:
+            async with asyncio.timeout(self.service.config.client_stall_seconds):
+                await self.reply.send_error(error, self.own_headers())
+        except TimeoutError:
             await self._drop_client(receive)
 
     async def _drop_client(self, receive: Receive) -> None:

@@ -1,10 +1,11 @@
 """Sends one response over ASGI and remembers how far it came.
 
 What a client does not read is not collected here: the server's `send` waits while its buffer for the connection is
-full, no more is read from the engine meanwhile, and a wait that is too long ends the response.
+full, and no more is read from the engine meanwhile. `StallWatch` tells when that has lasted too long.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextlib import aclosing
 
@@ -15,25 +16,21 @@ from kvberth.router.errors import RouterError
 from kvberth.router.forms import error_event, error_response
 from kvberth.router.headers import JSON
 
-__all__ = ["ClientStalledError", "Reply"]
-
-
-class ClientStalledError(Exception):
-    """The client is there, but has read nothing for too long."""
+__all__ = ["Reply", "StallWatch"]
 
 
 class Reply:
     """A response in the making. `status` is None until its head is sent; from then on an error cannot change it.
 
-    `path` decides the form of errors. Every method raises `ClientStalledError`.
+    `path` decides the form of errors. `sending_since` is when the send that waits for the client began, or None.
     """
 
-    def __init__(self, send: Send, path: str, stall_seconds: float) -> None:
+    def __init__(self, send: Send, path: str) -> None:
         self.status: int | None = None
         self._is_mid_stream = False
         self._path = path
-        self._stall_seconds = stall_seconds
         self._send_now = send
+        self.sending_since: float | None = None
 
     async def send_whole(self, answer: Whole, own_headers: Iterable[Header] = ()) -> None:
         length = ("content-length", str(len(answer.body)))
@@ -73,8 +70,31 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _send(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                await self._send_now(message)
-        except TimeoutError as error:
-            raise ClientStalledError(f"the client has read nothing for {self._stall_seconds:g} s") from error
+        self.sending_since = time.monotonic()
+        await self._send_now(message)
+        self.sending_since = None
+
+
+class StallWatch:
+    """Watches one reply until `close`: `stalled` is done once a send has waited for its client for so many seconds.
+
+    It looks now and then, because a timer for each of a stream's chunks would cost nearly as much as sending them.
+    """
+
+    def __init__(self, reply: Reply, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reply = reply
+        self._seconds = seconds
+        self.stalled: asyncio.Future[None] = self._loop.create_future()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        since = self._reply.sending_since
+        left = self._seconds if since is None else since + self._seconds - time.monotonic()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.stalled.set_result(None)
