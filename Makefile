@@ -5,12 +5,12 @@ BIN := .venv/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check e2e e2e-latest lock clean
+.PHONY: help env demo test check soak-protocol e2e e2e-latest lock clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 env: ## set up .venv
 	@$(SETUP)
@@ -25,6 +25,9 @@ check: env ## format, lint, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not e2e"
+
+soak-protocol: env ## random walks of the handoff, for a quarter of an hour; KVBERTH_SOAK_EXAMPLES says how many
+	KVBERTH_SOAK_EXAMPLES=$${KVBERTH_SOAK_EXAMPLES:-20000} $(BIN)/python -m pytest --timeout 0 tests/protocol/test_random_walks.py
 
 e2e: env ## the tests that start real engines
 	$(BIN)/python -m pytest -m e2e

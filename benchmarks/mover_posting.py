@@ -158,8 +158,10 @@ class Rig:
         cpu, began = time.thread_time(), time.perf_counter()
         self._flights.extend(key, Direction.WRITE, self._peer, timed_plan, is_last=True)
         while not (landings := list(self._flights.advance())):
-            time.sleep(_LOOK_SECONDS)
+            if not self._flights.has_news:
+                time.sleep(_LOOK_SECONDS)
             self._transport.progress()
+            self._flights.look()
         landed, cpu = time.perf_counter() - began, time.thread_time() - cpu
         (landing,) = landings
         if landing.error:

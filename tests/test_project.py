@@ -22,7 +22,7 @@ DOWNWARDS = {
     "mover": {"layout", "protocol", "transport"},
     "vllm_plugin": {"layout", "protocol", "transport", "mover"},
     "emulator": set(),
-    "router": set(),
+    "router": {"layout", "protocol"},
     "bench": set(),
     "launch": {"layout", "protocol", "emulator", "router"},
     "cli": {"layout", "protocol", "transport", "emulator", "router", "bench", "launch"},

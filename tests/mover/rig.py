@@ -148,6 +148,7 @@ class Rig:
                 if route == self.route and not self.is_cut:
                     self.consumer.core.frame_from_server(ADDRESS, frame, self.now)
             for engine in (self.producer, self.consumer):
+                engine.core.look()
                 engine.core.turn(self.now)
                 self._collect(engine)
         return self

@@ -155,3 +155,25 @@ def test_without_a_fence_nothing_waits():
     assert not fenced.hold(AdvancePrefill(A, PrefillAdvanced(0, (1,), False)))
     assert not fenced.hold(AdvancePrefill(A, PrefillAdvanced(1, (2,), True), Gate(is_open=True)))
     assert list(fenced.passed()) == []
+
+
+def test_what_landed_after_its_blocks_were_taken_away_does_not_count():
+    """The preemption was told before they were overwritten; the WRITE ended between two looks."""
+    rig = begin()
+    rig.fabric.polls_until_done = 1
+    for place, block in enumerate((1, 2, 3)):
+        compute(rig, place, block)
+    advance(rig, 0, 1, 2, 3, is_complete=True)
+    rig.producer.core.turn(rig.now)  # posted
+    rig.producer.core.look()  # in flight
+    rig.producer.memory[:] = 99  # somebody else's, as the engine has said:
+    rig.producer.core.look()  # landed
+    rig.producer.core.command(RestartPrefill((rig.key,), PrefillRestarted()), rig.now)
+    rig.settle()
+    assert rig.received() == []
+    for place, block in enumerate((4, 5, 6)):
+        compute(rig, place, block)
+    advance(rig, 0, 4, 5, 6, is_complete=True)
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+    assert rig.has_bytes()

@@ -1,4 +1,4 @@
-"""Two machines that talk to each other, one step at a time: the default way to test the protocol."""
+"""Machines that talk to each other, one step at a time: the default way to test the protocol."""
 
 from dataclasses import dataclass, field
 
@@ -43,8 +43,19 @@ from kvberth.protocol.messages import Cancel, Done, Heartbeat, Message, Register
 BLOCK_SIZE = 16
 KEY = TransferKey("t-1")
 PRODUCER = PeerName("P/0/a")
-CONSUMER = PeerName("D/0/a")
 DIGEST = b"digest-of-prompt"
+
+
+def name(number: int) -> PeerName:
+    """A decode worker's."""
+    return PeerName(f"D{number}/0/a")
+
+
+def number_of(peer: PeerName) -> int:
+    return int(peer[1 : peer.index("/")])
+
+
+CONSUMER = name(0)
 
 
 def announced(request: str = "p-1", num_tokens: int = 40, digest: bytes = DIGEST) -> PrefillAnnounced:
@@ -82,158 +93,270 @@ def register(mode: TransferMode = TransferMode.PUSH, *, attempt: int = 0, **chan
 
 
 @dataclass
-class Pair:
-    """P and D with a channel between them that delivers when told to.
+class Site:
+    """P, decode workers D0, D1, ... and a channel that delivers when told to.
 
     Attributes:
-        log: everything that the machines asked for, in order, messages included.
-        to_producer, to_consumer: what is on the way.
+        step_began: when P's engine began the step that it is in.
+        log: (who, action), everything that the machines asked for, in order, messages included; P is None.
+        to_producer, to_consumers: (sender, message) and (receiver, message): what is on the way.
     """
 
     timing: Timing = field(default_factory=Timing)
     now: float = 100.0
     step_began: float | None = None
-    log: list[Action] = field(default_factory=list)
-    to_producer: list[Message] = field(default_factory=list)
-    to_consumer: list[Message] = field(default_factory=list)
+    consumers: list[Consumer] = field(default_factory=list)
+    log: list[tuple[int | None, Action]] = field(default_factory=list)
+    to_producer: list[tuple[int, Message]] = field(default_factory=list)
+    to_consumers: list[tuple[int, Message]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.producer = Producer(BLOCK_SIZE, self.timing)
-        self.consumer = Consumer(BLOCK_SIZE, self.timing)
+
+    def produce(self, event: object) -> "Site":
+        """Something happens on P."""
+        self._apply(None, self.producer.handle(KEY, event, self.now))  # type: ignore[arg-type]
+        return self
+
+    def consume(self, number: int, event: object) -> "Site":
+        """Something happens on a decode worker."""
+        self._apply(number, self.consumers[number].handle(KEY, event, self.now))  # type: ignore[arg-type]
+        return self
+
+    def add(self) -> int:
+        """One more decode worker; its number."""
+        self.consumers.append(Consumer(BLOCK_SIZE, self.timing))
+        return len(self.consumers) - 1
+
+    def bind(self, mode: TransferMode = TransferMode.PUSH, digest: bytes = DIGEST) -> "Site":
+        """The next decode worker registers three blocks of its own; its number is its attempt."""
+        number = self.add()
+        blocks = tuple(100 * (number + 1) + index for index in range(3))
+        request = f"d-{number}"
+        self.consume(number, waiting(mode, attempt=number, digest=digest, blocks=blocks, request=request))
+        return self.consume(number, PeerReady(PRODUCER))
+
+    def decline(self) -> "Site":
+        """The next decode worker loses its request before it has reserved anything."""
+        number = self.add()
+        self.consume(number, RequestDeclined(number, Reason.CONSUMER_GONE))
+        return self.consume(number, PeerReady(PRODUCER))
+
+    def deliver(self) -> "Site":
+        """Deliver everything, and what is sent in answer, until nothing is on the way."""
+        while self.to_producer or self.to_consumers:
+            self.deliver_to_producer().deliver_to_consumers()
+        return self
+
+    def deliver_to_producer(self) -> "Site":
+        taken, self.to_producer[:] = list(self.to_producer), []
+        for sender, message in taken:
+            self.hear(sender, message)
+        return self
+
+    def deliver_to_consumers(self) -> "Site":
+        taken, self.to_consumers[:] = list(self.to_consumers), []
+        for receiver, message in taken:
+            if receiver < len(self.consumers):
+                self.consume(receiver, message)
+        return self
+
+    def hear(self, sender: int, message: Message) -> "Site":
+        """P receives a message."""
+        peer = name(sender)
+        match message:
+            case Register():
+                return self.produce(RegisterReceived(peer, message))
+            case Cancel(_, attempt, reason):
+                return self.produce(CancelReceived(peer, attempt, reason))
+            case Done(_, attempt):
+                return self.produce(DoneReceived(peer, attempt))
+            case Heartbeat(live):
+                self._apply(None, self.producer.heard_live(peer, live, self.now))
+                return self
+        raise AssertionError(f"not for a producer: {message}")
+
+    def heartbeat(self, number: int) -> "Site":
+        """It takes its place behind what D has sent before: the channel keeps the order."""
+        self.to_producer.append((number, Heartbeat(self.consumers[number].live_with(PRODUCER))))
+        self._apply(number, self.consumers[number].repeat_cancels(PRODUCER))
+        return self
+
+    def pass_time(self, seconds: float) -> "Site":
+        self.now += seconds
+        self._apply(None, self.producer.fire(self.now, self.now if self.step_began is None else self.step_began))
+        for number, consumer in enumerate(self.consumers):
+            self._apply(number, consumer.fire(self.now))
+        return self
+
+    def lose(self, number: int) -> "Site":
+        """A decode worker is gone for P."""
+        self.to_consumers[:] = [each for each in self.to_consumers if each[0] != number]
+        self._apply(None, self.producer.lose_peer(name(number), "connection reset", self.now))
+        return self
+
+    def lose_producer(self, number: int) -> "Site":
+        """P is gone for a decode worker."""
+        self.to_producer[:] = [each for each in self.to_producer if each[0] != number]
+        self._apply(number, self.consumers[number].lose_peer(PRODUCER, "connection reset", self.now))
+        return self
+
+    def ends(self) -> list[tuple[int | None, End, Reason]]:
+        """(who, end, reason) of every end so far."""
+        return [(who, each.end, each.reason) for who, each in self.log if isinstance(each, EndRecord)]
+
+    def received(self) -> list[tuple[int | None, bool]]:
+        """Decode workers whose wait is over, and whether well."""
+        return [(who, each.ok) for who, each in self.log if isinstance(each, ReportReceived)]
+
+    def released(self) -> list[str]:
+        """P's requests whose blocks were let go of, in order."""
+        return [each.request_id for _, each in self.log if isinstance(each, ReleaseRequest)]
+
+    def writes(self) -> list[tuple[PeerName, tuple[int, ...]]]:
+        """To whom, and from which blocks."""
+        return [(each.peer, each.local_blocks) for _, each in self.log if isinstance(each, StartWrite)]
+
+    def _apply(self, who: int | None, actions: list[Action]) -> None:
+        for action in actions:
+            self.log.append((who, action))
+            if isinstance(action, SendMessage) and who is None:
+                self.to_consumers.append((number_of(action.peer), action.message))
+            elif isinstance(action, SendMessage):
+                assert who is not None
+                self.to_producer.append((who, action.message))
+
+
+class Pair:
+    """A site with one decode worker, in words that name neither."""
+
+    def __init__(self, timing: Timing | None = None) -> None:
+        self.site = Site(timing or Timing())
+        self.site.add()
+
+    @property
+    def producer(self) -> Producer:
+        return self.site.producer
+
+    @property
+    def consumer(self) -> Consumer:
+        return self.site.consumers[0]
+
+    @property
+    def now(self) -> float:
+        return self.site.now
+
+    @property
+    def to_producer(self) -> list[tuple[int, Message]]:
+        return self.site.to_producer
+
+    @property
+    def to_consumer(self) -> list[tuple[int, Message]]:
+        return self.site.to_consumers
 
     # What the engines do.
 
     def announce(self, event: PrefillAnnounced | None = None) -> "Pair":
-        return self._produce(event or announced())
+        return self.produce(event or announced())
 
     def advance_prefill(self, first: int, *blocks: int, is_complete: bool = False) -> "Pair":
-        return self._produce(PrefillAdvanced(first, blocks, is_complete))
+        return self.produce(PrefillAdvanced(first, blocks, is_complete))
 
     def restart_prefill(self) -> "Pair":
-        return self._produce(PrefillRestarted())
+        return self.produce(PrefillRestarted())
 
     def finish_prefill(self, blocks: tuple[int, ...] = (1, 2, 3)) -> "Pair":
-        return self._produce(PrefillFinished(blocks))
+        return self.produce(PrefillFinished(blocks))
 
     def abort_prefill(self) -> "Pair":
-        return self._produce(PrefillAborted())
+        return self.produce(PrefillAborted())
 
     def wait(self, event: RequestWaiting | None = None) -> "Pair":
-        self._consume(event or waiting())
-        return self._consume(PeerReady(PRODUCER))
+        return self.consume(event or waiting()).consume(PeerReady(PRODUCER))
 
     def decline(self, reason: Reason = Reason.NOT_NEEDED) -> "Pair":
-        self._consume(RequestDeclined(0, reason))
-        return self._consume(PeerReady(PRODUCER))
+        return self.consume(RequestDeclined(0, reason)).consume(PeerReady(PRODUCER))
 
     def abort_request(self) -> "Pair":
-        return self._consume(RequestAborted())
+        return self.consume(RequestAborted())
 
     # What the transport does.
 
     def writes_done(self) -> "Pair":
-        return self._produce(WritesDone(300, 3))
+        return self.produce(WritesDone(300, 3))
 
     def writes_fail(self) -> "Pair":
-        return self._produce(WritesFailed("link down"))
+        return self.produce(WritesFailed("link down"))
 
     def reads_done(self) -> "Pair":
-        return self._consume(ReadsDone(300, 3))
+        return self.consume(ReadsDone(300, 3))
 
     def reads_fail(self) -> "Pair":
-        return self._consume(ReadsFailed("link down"))
+        return self.consume(ReadsFailed("link down"))
 
     # What the network, the clock and death do.
 
     def deliver(self) -> "Pair":
-        """Deliver everything, and what is sent in answer, until nothing is on the way."""
-        while self.to_producer or self.to_consumer:
-            self.deliver_to_producer()
-            self.deliver_to_consumer()
+        self.site.deliver()
         return self
 
     def deliver_to_producer(self) -> "Pair":
-        taken, self.to_producer = self.to_producer, []
-        for message in taken:
-            match message:
-                case Register():
-                    self._produce(RegisterReceived(CONSUMER, message))
-                case Cancel(_, attempt, reason):
-                    self._produce(CancelReceived(CONSUMER, attempt, reason))
-                case Done(_, attempt):
-                    self._produce(DoneReceived(CONSUMER, attempt))
-                case Heartbeat(live):
-                    self._apply(self.producer.heard_live(CONSUMER, live, self.now))
-                case _:
-                    raise AssertionError(f"not for a producer: {message}")
+        self.site.deliver_to_producer()
         return self
 
     def deliver_to_consumer(self) -> "Pair":
-        taken, self.to_consumer = self.to_consumer, []
-        for message in taken:
-            self._consume(message)
+        self.site.deliver_to_consumers()
         return self
 
     def heartbeat(self) -> "Pair":
-        """D's heartbeat takes its place behind what D has sent before: the channel keeps the order."""
-        self.to_producer.append(Heartbeat(self.consumer.live_with(PRODUCER)))
-        self._apply(self.consumer.repeat_cancels(PRODUCER))
+        self.site.heartbeat(0)
         return self
 
     def pass_time(self, seconds: float) -> "Pair":
-        self.now += seconds
-        self._apply(self.producer.fire(self.now, self.now if self.step_began is None else self.step_began))
-        self._apply(self.consumer.fire(self.now))
+        self.site.pass_time(seconds)
         return self
 
     def give_up(self) -> "Pair":
         """Nobody takes over from a consumer that is gone."""
-        return self.pass_time(self.timing.rebind_seconds)
+        return self.pass_time(self.site.timing.rebind_seconds)
 
     def kill_consumer(self) -> "Pair":
-        self.to_consumer.clear()
-        self._apply(self.producer.lose_peer(CONSUMER, "connection reset", self.now))
+        self.site.lose(0)
         return self
 
     def kill_producer(self) -> "Pair":
-        self.to_producer.clear()
-        self._apply(self.consumer.lose_peer(PRODUCER, "connection reset", self.now))
+        self.site.lose_producer(0)
         return self
 
     # What a test asks.
 
+    def actions(self) -> list[Action]:
+        """Everything that the machines asked for, in order."""
+        return [action for _, action in self.site.log]
+
     def ends(self) -> list[tuple[str, End, Reason]]:
         """(role, end, reason) of every end so far."""
-        return [(str(each.role), each.end, each.reason) for each in self.log if isinstance(each, EndRecord)]
+        return [(str(each.role), each.end, each.reason) for each in self.actions() if isinstance(each, EndRecord)]
 
     def released(self) -> list[str]:
-        """P's requests whose blocks were let go of, in order."""
-        return [each.request_id for each in self.log if isinstance(each, ReleaseRequest)]
+        return self.site.released()
 
     def received(self) -> list[tuple[str, bool]]:
         """D's requests whose wait is over, and whether well."""
-        return [(each.request_id, each.ok) for each in self.log if isinstance(each, ReportReceived)]
+        return [(each.request_id, each.ok) for each in self.actions() if isinstance(each, ReportReceived)]
 
     def reports(self) -> list[ReportReceived]:
         """The same in full."""
-        return [each for each in self.log if isinstance(each, ReportReceived)]
+        return [each for each in self.actions() if isinstance(each, ReportReceived)]
 
     def started(self) -> list[Action]:
         """Transfers that were started or stopped."""
-        return [each for each in self.log if isinstance(each, StartWrite | StartRead | StopPosting)]
+        return [each for each in self.actions() if isinstance(each, StartWrite | StartRead | StopPosting)]
 
-    def _produce(self, event: object) -> "Pair":
-        self._apply(self.producer.handle(KEY, event, self.now))  # type: ignore[arg-type]
+    def produce(self, event: object) -> "Pair":
+        self.site.produce(event)
         return self
 
-    def _consume(self, event: object) -> "Pair":
-        self._apply(self.consumer.handle(KEY, event, self.now))  # type: ignore[arg-type]
+    def consume(self, event: object) -> "Pair":
+        self.site.consume(0, event)
         return self
-
-    def _apply(self, actions: list[Action]) -> None:
-        self.log += actions
-        for action in actions:
-            if isinstance(action, SendMessage) and action.peer == CONSUMER:
-                self.to_consumer.append(action.message)
-            elif isinstance(action, SendMessage) and action.peer == PRODUCER:
-                self.to_producer.append(action.message)

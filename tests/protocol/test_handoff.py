@@ -51,15 +51,67 @@ def test_push_writes_when_both_sides_are_there():
 
 
 def test_pull_reads_when_prefill_is_over():
-    """P tells where its blocks are, D reads them, and P keeps them until D says that it is done."""
+    """P tells where its blocks are, D reads them, and P keeps them until D says so; D goes on when P has confirmed."""
     pair = Pair().announce().finish_prefill().wait(waiting(PULL)).deliver()
     assert pair.started() == [StartRead(KEY, PRODUCER, (7, 8, 9), (1, 2, 3))]
     assert pair.released() == []
     pair.reads_done()
-    assert pair.received() == [("d-1", True)]
-    pair.deliver()
+    assert pair.received() == []
+    pair.deliver_to_producer()
     assert pair.released() == ["p-1"]
+    pair.deliver()
+    assert pair.received() == [("d-1", True)]
     assert sorted(pair.ends()) == sorted(COMPLETED)
+
+
+def read_all() -> Pair:
+    """D has read everything, and P has not heard of it yet; its engine still has the request."""
+    blocks_ready = Pair().announce().advance_prefill(0, 1, 2, 3, is_complete=True)
+    return blocks_ready.wait(waiting(PULL)).deliver().reads_done()
+
+
+def test_what_was_read_from_blocks_that_were_taken_away_is_not_reported():
+    """P's engine preempts the request while D reads: only P knows that the bytes are somebody else's."""
+    pair = read_all().restart_prefill().deliver()
+    assert pair.received() == [("d-1", False)]
+
+
+def test_what_was_read_after_the_producer_had_given_up_is_not_reported():
+    """P has not heard of D for too long, and its blocks may be somebody else's; D is none the wiser."""
+    pair = read_all()
+    done = list(pair.to_producer)
+    pair.to_producer.clear()
+    pair.kill_consumer().finish_prefill().give_up()
+    assert pair.released() == ["p-1"]
+    pair.to_producer[:] = done
+    pair.deliver().heartbeat().deliver()
+    assert pair.received() == [("d-1", False)]
+
+
+def test_a_confirmation_that_was_lost_is_repeated_on_the_heartbeat():
+    """P's answer as well as D's `Done`."""
+    pair = read_all()
+    pair.to_producer.clear()
+    pair.heartbeat().deliver_to_producer().deliver_to_consumer().deliver_to_producer()
+    assert pair.ends() == [("producer", End.COMPLETED, Reason.NONE)]
+    pair.to_consumer.clear()
+    pair.heartbeat().deliver()
+    assert pair.received() == [("d-1", True)]
+
+
+@pytest.mark.parametrize("how", ["abort", "deadline", "death"])
+def test_nobody_waits_for_a_confirmation_for_ever(how):
+    """Nothing is in flight: D's blocks are free at once."""
+    pair = read_all()
+    if how == "abort":
+        pair.abort_request()
+    elif how == "deadline":
+        pair.pass_time(Timing().deadline_seconds)
+    else:
+        pair.kill_producer()
+    assert pair.received() == [("d-1", False)]
+    pair.deliver().pass_time(2.0).heartbeat().deliver().finish_prefill().give_up()
+    assert pair.released() == ["p-1"]
 
 
 @pytest.mark.parametrize("mode", [PUSH, PULL])
@@ -158,7 +210,7 @@ def test_request_that_never_reaches_the_producer_ends():
 def test_long_step_of_the_producer_is_no_reason_to_give_up():
     """P has been computing one step for a minute: it cannot know yet which requests have arrived meanwhile."""
     pair = Pair()
-    pair.step_began = pair.now
+    pair.site.step_began = pair.now
     pair.wait().deliver().pass_time(60.0).deliver()
     assert pair.received() == []
     pair.announce().finish_prefill().deliver().writes_done().deliver()
@@ -168,9 +220,9 @@ def test_long_step_of_the_producer_is_no_reason_to_give_up():
 def test_busy_producer_that_looks_and_finds_nothing_gives_up():
     """A later step has taken in everything, and the request was not there."""
     pair = Pair()
-    pair.step_began = pair.now
+    pair.site.step_began = pair.now
     pair.wait().deliver().pass_time(60.0)
-    pair.step_began = pair.now
+    pair.site.step_began = pair.now
     pair.pass_time(1.0).deliver()
     assert pair.received() == [("d-1", False)]
 
@@ -182,6 +234,24 @@ def test_lease_ends_on_its_tick():
     pair.pass_time(0.01)
     assert pair.released() == ["p-1"]
     assert pair.ends() == [("producer", End.EXPIRED, Reason.LEASE_EXPIRED)]
+
+
+def test_orphans_take_nothing_from_others():
+    """A thousand registrations for requests that never come: the next one is served at once, and they end."""
+    producer = Producer(16, Timing())
+    for number in range(1000):
+        key = TransferKey(f"orphan-{number}")
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+    producer.handle(KEY, announced(), 0.0)
+    producer.handle(KEY, RegisterReceived(CONSUMER, register()), 0.0)
+    (write,) = [each for each in producer.handle(KEY, PrefillFinished((1, 2, 3)), 0.0) if isinstance(each, StartWrite)]
+    assert write.key == KEY
+    ended = [each for each in producer.fire(Timing().orphan_seconds, Timing().orphan_seconds) if is_ended(each)]
+    assert len(ended) == 1000
+
+
+def is_ended(action: object) -> bool:
+    return isinstance(action, SendMessage) and isinstance(action.message, Ended)
 
 
 def test_registration_after_the_lease_is_told_expired():
@@ -248,10 +318,10 @@ def test_abort_before_the_producer_is_known_frees_at_once():
     """P has not learned D's blocks, so they are free; P still hears that nobody wants its own."""
     pair = Pair()
     pair.announce().finish_prefill()
-    pair._consume(waiting())
+    pair.consume(waiting())
     pair.abort_request()
     assert pair.received() == [("d-1", False)]
-    pair._consume(PeerReady(PRODUCER)).deliver().give_up()
+    pair.consume(PeerReady(PRODUCER)).deliver().give_up()
     assert pair.released() == ["p-1"]
 
 
@@ -259,15 +329,15 @@ def test_abort_before_the_producer_is_known_frees_at_once():
 def test_decline_of_a_live_transfer_changes_nothing(stage):
     """It is told of the same request a second time."""
     pair = Pair().announce().finish_prefill()
-    pair._consume(waiting())
+    pair.consume(waiting())
     if stage != "waiting":
-        pair._consume(PeerReady(PRODUCER))
+        pair.consume(PeerReady(PRODUCER))
     if stage in {"writing", "cancelling"}:
         pair.deliver()
     if stage == "cancelling":
         pair.abort_request()
     before = pair.consumer.state(KEY)
-    pair._consume(RequestDeclined(0, Reason.CONSUMER_GONE))
+    pair.consume(RequestDeclined(0, Reason.CONSUMER_GONE))
     assert pair.consumer.state(KEY) is before
 
 
@@ -341,7 +411,7 @@ def test_newer_attempt_supersedes_before_anything_is_written():
     """P tells the old D, and writes to the new one only."""
     other = PeerName("D2/0/a")
     pair = Pair().announce().wait().deliver()
-    pair._produce(RegisterReceived(other, register(attempt=1, blocks=(4, 5, 6)))).deliver_to_consumer()
+    pair.produce(RegisterReceived(other, register(attempt=1, blocks=(4, 5, 6)))).deliver_to_consumer()
     assert pair.ends() == [("consumer", End.SUPERSEDED, Reason.NEWER_ATTEMPT)]
     pair.finish_prefill()
     assert pair.started() == [StartWrite(KEY, other, (1, 2, 3), (4, 5, 6))]
@@ -351,7 +421,7 @@ def test_older_attempt_is_refused():
     """A registration of attempt 0 that arrives after attempt 1 gets nothing."""
     other = PeerName("D2/0/a")
     pair = Pair().announce()
-    pair._produce(RegisterReceived(other, register(attempt=1, blocks=(4, 5, 6))))
+    pair.produce(RegisterReceived(other, register(attempt=1, blocks=(4, 5, 6))))
     pair.wait().deliver()
     assert pair.ends() == [("consumer", End.SUPERSEDED, Reason.NEWER_ATTEMPT)]
     pair.finish_prefill()
@@ -362,9 +432,9 @@ def test_cancel_of_an_old_attempt_does_not_stop_the_new_one():
     """The old D's cancel is answered, and the new D's transfer goes on."""
     other = PeerName("D2/0/a")
     pair = Pair().announce().wait().deliver()
-    pair._produce(RegisterReceived(other, register(attempt=1))).finish_prefill()
-    pair._produce(CancelReceived(CONSUMER, 0, Reason.CONSUMER_GONE))
-    assert SendMessage(CONSUMER, Quiesced(KEY, 0)) in pair.log
+    pair.produce(RegisterReceived(other, register(attempt=1))).finish_prefill()
+    pair.produce(CancelReceived(CONSUMER, 0, Reason.CONSUMER_GONE))
+    assert SendMessage(CONSUMER, Quiesced(KEY, 0)) in pair.actions()
     assert pair.producer.state(KEY) is ProducerState.WRITING
 
 
@@ -464,7 +534,7 @@ def test_second_request_of_the_same_name_is_not_given_the_end_of_the_first():
 def test_a_name_may_be_used_again_when_nobody_remembers_it():
     """D remembers for longer than P."""
     pair = Pair().announce().wait().deliver().finish_prefill().deliver().writes_done().deliver()
-    pair.pass_time(pair.timing.memory_seconds).pass_time(pair.timing.memory_seconds)
+    pair.pass_time(Timing().memory_seconds).pass_time(Timing().memory_seconds)
     pair.announce(announced("p-2")).wait(waiting(request="d-2")).deliver()
     pair.finish_prefill().deliver().writes_done().deliver()
     assert [is_ok for _, is_ok in pair.received()] == [True, True]
@@ -479,7 +549,7 @@ def test_status_of_a_live_transfer_changes_nothing():
 def test_messages_of_a_push_in_order():
     """What D sees of a push: accepted, writing, ended."""
     pair = Pair().announce().wait().deliver_to_producer().finish_prefill().writes_done()
-    assert pair.to_consumer == [
+    assert [message for _, message in pair.to_consumer] == [
         Accepted(KEY, 0),
         Writing(KEY, 0),
         Ended(KEY, 0, End.COMPLETED, Reason.NONE, "", 300, 3, PrefillTimes(0.0, 0.0, ((0.0, 3),))),
@@ -489,6 +559,6 @@ def test_messages_of_a_push_in_order():
 def test_location_with_the_wrong_number_of_blocks_is_not_read():
     """P offers two blocks for three: D reads nothing and fails with the reason."""
     pair = Pair().announce().wait(waiting(PULL)).deliver()
-    pair._consume(Located(KEY, 0, (1, 2), 16)).deliver()
+    pair.consume(Located(KEY, 0, (1, 2), 16)).deliver()
     assert pair.started() == []
     assert ("consumer", End.FAILED, Reason.INVALID_BLOCKS) in pair.ends()

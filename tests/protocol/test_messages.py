@@ -47,7 +47,7 @@ CARD = EngineCard(
 @pytest.mark.parametrize(
     "message",
     [
-        Hello(CARD),
+        Hello(CARD, 1),
         Heartbeat(((TransferKey("t", 1), 2),)),
         Register(
             key=TransferKey("t"),

@@ -1,225 +1,292 @@
-"""Hypothesis walks two machines through an adversarial world and looks for blocks that are freed too early.
+"""Hypothesis walks one producer and three consumers through an adversarial world, and looks for broken promises.
 
-The world may deliver, drop, duplicate and reorder messages, let either side die and come back, end transfers well or
-badly, preempt the prefill in mid-flight, and let time pass. Invariants: D's blocks are not given back while P has a
-WRITE in flight, P's not while anything may touch them, what D is told has come is of one generation of P's blocks and
-whole, each request is reported or released at most once, and once the world has calmed down every transfer has one end.
+What may happen: engines announce, compute, preempt, finish and abort; decode workers bind, decline and abort, in push
+and in pull, with and without a prefix of their own, up to three attempts of each of three transfers in any order;
+frames are delayed, dropped, doubled and overtake each other; bytes land late or fail; processes stop, wake, die and
+come back; and time passes, with or without a network.
 """
 
-from hypothesis import settings
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.protocol.pair import KEY, PRODUCER, Pair, waiting
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.protocol.engines import CONSUMERS, KEYS, TRANSFERS, Connection, Prefill, Rank, Wait
+from tests.protocol.world import ATTEMPTS, World
 
-from kvberth.protocol import (
-    EndRecord,
-    Reason,
-    ReleaseRequest,
-    ReportReceived,
-    StartRead,
-    StartWrite,
-    StopPosting,
-    Timing,
-    TransferMode,
-)
-from kvberth.protocol.consumer_states import ConsumerState
-from kvberth.protocol.events import PeerReady, RequestDeclined
-from kvberth.protocol.producer_states import ProducerState
+from kvberth.mover import flights
+from kvberth.protocol import Reason, TransferMode
+from kvberth.protocol.ids import TransferKey
+
+EXAMPLES = int(os.environ.get("KVBERTH_SOAK_EXAMPLES", "0"))
+"""Walks of `make soak-protocol`; 0 for the few that belong to every run of the tests."""
+
+STEPS = 60 if EXAMPLES else 40
+
+PICKS = st.integers(0, 11)
+
+ROUNDS = st.sampled_from([None, 1, 2, 3])
+"""How much is delivered: all, or a little, and the rest is held up."""
+
+FAULTS = ("frames", "processes", "silence", "waits", "declines")
+"""Kinds of trouble; each walk has some of them, since a walk with all of them comes to nothing."""
 
 
-class World(RuleBasedStateMachine):
-    """One transfer, two machines, a network that cannot be trusted."""
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each block is a post of its own; and what goes wrong here, on purpose and often, is not logged."""
+    monkeypatch.setattr(flights, "_BATCH_DESCRIPTORS", 1)
+    logger = logging.getLogger("kvberth")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
 
-    @initialize(mode=st.sampled_from(TransferMode))
-    def begin(self, mode: TransferMode) -> None:
-        # Ends are never forgotten here; `test_handoff` has the promise that they are, after a while.
-        self.pair = Pair(Timing(memory_seconds=1e9))
-        self.mode = mode
-        self.has_announced = self.has_finished = self.has_waited = False
-        # A flight is open from its first WRITE to its landing, and may land when the last has been asked for.
-        self.writing = self.reading = self.may_land = False
-        self.generation = self.ready = self.seen = 0
-        self.completed_generation = -1
-        self.landed: dict[int, int] = {}
 
-    # Engines.
+class Walk(RuleBasedStateMachine):
+    """Each rule is one step; what it applies to is picked from what there is."""
 
-    @precondition(lambda self: not self.has_announced)
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.faults: frozenset[str] = frozenset()
+
+    @initialize(faults=st.frozensets(st.sampled_from(FAULTS)))
+    def begin(self, faults: frozenset[str]) -> None:
+        self.faults = faults
+
+    # What there is to pick from.
+
+    def prefills(self) -> list[Prefill]:
+        """On the producer, and not over."""
+        return [each for each in self.world.producer.prefills.values() if not each.is_over]
+
+    def consumers(self) -> list[Rank]:
+        return [self.world.ranks[name] for name in CONSUMERS if self.world.ranks[name].is_awake]
+
+    def waits(self) -> list[tuple[Rank, Wait]]:
+        return [
+            (rank, wait)
+            for rank in self.consumers()
+            for wait in rank.waits.values()
+            if not (wait.is_over or wait.is_aborted)
+        ]
+
+    def unannounced(self) -> list[str]:
+        there = {each.transfer for each in self.world.producer.prefills.values()}
+        return [each for each in TRANSFERS if each not in there]
+
+    def unbound(self) -> list[tuple[TransferKey, int]]:
+        return [
+            (key, attempt) for key in KEYS for attempt in range(ATTEMPTS) if attempt not in self.world.attempts[key]
+        ]
+
+    def towards_producer(self) -> list[Connection]:
+        is_up = self.world.producer.is_awake
+        return [each for each in self.world.connections if each.to_producer and is_up]
+
+    def towards_consumers(self) -> list[Connection]:
+        return [each for each in self.world.connections if each.to_consumer and each.rank.is_awake]
+
+    # The producer's engine.
+
+    @precondition(lambda self: self.world.producer.is_awake and self.unannounced())
+    @rule(pick=PICKS)
+    def announce(self, pick: int) -> None:
+        self.world.announce(_pick(self.unannounced(), pick))
+
+    @precondition(lambda self: self.world.producer.is_awake and self.prefills())
+    @rule(pick=PICKS, count=st.integers(1, 3), is_computed=st.booleans())
+    def advance(self, pick: int, count: int, is_computed: bool) -> None:
+        prefill = _pick(self.prefills(), pick)
+        if prefill.num_told < len(prefill.blocks):
+            self.world.advance(prefill, count, is_computed=is_computed)
+
+    @precondition(lambda self: self.world.producer.is_awake and self.world.producer.gates)
     @rule()
-    def announce(self) -> None:
-        self.has_announced = True
-        self.pair.announce()
+    def compute(self) -> None:
+        self.world.compute()
 
-    @precondition(lambda self: self.has_announced and not self.has_finished and self.ready < 3)
-    @rule(count=st.integers(1, 3))
-    def advance_prefill(self, count: int) -> None:
-        """Some of the three blocks are ready, perhaps the last ones; each generation has blocks of its own."""
-        end = min(3, self.ready + count)
-        blocks = [10 * self.generation + index + 1 for index in range(self.ready, end)]
-        self.pair.advance_prefill(self.ready, *blocks, is_complete=end == 3)
-        self.ready = end
+    @precondition(lambda self: self.world.producer.is_awake and self.prefills())
+    @rule(pick=PICKS)
+    def preempt(self, pick: int) -> None:
+        self.world.preempt(_pick(self.prefills(), pick))
 
-    @precondition(lambda self: self.has_announced and not self.has_finished)
+    @precondition(lambda self: self.world.producer.is_awake and self.prefills())
+    @rule(pick=PICKS, is_complete=st.booleans())
+    def finish(self, pick: int, is_complete: bool) -> None:
+        self.world.finish(_pick(self.prefills(), pick), is_complete=is_complete)
+
+    @precondition(lambda self: "waits" in self.faults and self.world.producer.is_awake)
+    @rule(is_in_step=st.booleans())
+    def step(self, is_in_step: bool) -> None:
+        """While the engine computes a step it takes in no requests."""
+        self.world.producer.step_began = self.world.now if is_in_step else None
+
+    @precondition(lambda self: self.world.producer.is_awake and self.consumers() and self.unbound())
+    @rule(rank=PICKS, pick=PICKS, mode=st.sampled_from(TransferMode), first=st.integers(0, 2), rounds=ROUNDS)
+    def meet(self, rank: int, pick: int, mode: TransferMode, first: int, rounds: int | None) -> None:
+        """A request on both sides, and little in the way: what `announce`, `bind` and `deliver` seldom come to."""
+        key, _ = _pick(self.unbound(), pick)
+        if key.transfer_id in self.unannounced():
+            self.world.announce(key.transfer_id)
+        self.bind(rank, pick, mode, first)
+        self.world.deliver(rounds)
+
+    @precondition(lambda self: "silence" in self.faults and self.consumers() and self.unbound())
+    @rule(rank=PICKS, pick=PICKS, mode=st.sampled_from(TransferMode), rounds=ROUNDS)
+    def part(self, rank: int, pick: int, mode: TransferMode, rounds: int | None) -> None:
+        """The network is gone just when a request has come, for long enough that somebody gives up."""
+        self.meet(rank, pick, mode, 0, rounds)
+        self.world.pass_time(3.25, is_connected=False)
+
+    # The consumers' engines.
+
+    @precondition(lambda self: self.consumers() and self.unbound())
+    @rule(rank=PICKS, pick=PICKS, mode=st.sampled_from(TransferMode), first=st.integers(0, 3))
+    def bind(self, rank: int, pick: int, mode: TransferMode, first: int) -> None:
+        consumer, (key, attempt) = _pick(self.consumers(), rank), _pick(self.unbound(), pick)
+        if TRANSFERS[key.transfer_id] % 16 and first == 3:
+            first = 2
+        if not consumer.is_live(key):
+            self.world.bind(consumer, key, attempt, mode, first)
+
+    @precondition(lambda self: "declines" in self.faults and self.consumers() and self.unbound())
+    @rule(rank=PICKS, pick=PICKS, reason=st.sampled_from([Reason.NOT_NEEDED, Reason.CONSUMER_GONE]))
+    def decline(self, rank: int, pick: int, reason: Reason) -> None:
+        consumer, (key, attempt) = _pick(self.consumers(), rank), _pick(self.unbound(), pick)
+        if not consumer.is_live(key):
+            self.world.decline(consumer, key, attempt, reason)
+
+    @precondition(lambda self: self.waits())
+    @rule(pick=PICKS)
+    def abort(self, pick: int) -> None:
+        self.world.abort(*_pick(self.waits(), pick))
+
+    @precondition(lambda self: "declines" in self.faults and self.waits())
+    @rule(pick=PICKS)
+    def decline_again(self, pick: int) -> None:
+        """vLLM tells of the same request a second time."""
+        rank, wait = _pick(self.waits(), pick)
+        self.world.decline(rank, wait.key, wait.attempt, Reason.CONSUMER_GONE)
+
+    # The transport.
+
+    @precondition(lambda self: self.world.fabric.flying())
+    @rule(pick=PICKS, is_seen=st.booleans())
+    def land(self, pick: int, is_seen: bool) -> None:
+        """Bytes arrive; whoever posted them finds out when it looks."""
+        post = _pick(self.world.fabric.flying(), pick)
+        post.land()
+        if is_seen:
+            for rank in self.world.ranks.values():
+                if rank.agent is post.owner and rank.is_awake:
+                    rank.run()
+
+    @precondition(lambda self: self.world.fabric.flying())
+    @rule(pick=PICKS)
+    def fail(self, pick: int) -> None:
+        post = _pick(self.world.fabric.flying(), pick)
+        self.world.fabric.fail(post.owner, post.peer)
+
+    @precondition(lambda self: self.world.fabric.flying())
     @rule()
-    def preempt_prefill(self) -> None:
-        """The blocks are somebody else's from now on, in mid-flight as well."""
-        self.generation += 1
-        self.ready = 0
-        self.pair.restart_prefill()
+    def settle(self) -> None:
+        """What flies lands, whoever posted it finds out, and so does the other side."""
+        self.world.settle()
 
-    @precondition(lambda self: self.has_announced and not self.has_finished)
-    @rule(is_complete=st.booleans())
-    def end_prefill(self, is_complete: bool) -> None:
-        self.has_finished = True
-        if is_complete:
-            self.pair.finish_prefill(tuple(10 * self.generation + index + 1 for index in range(3)))
-        else:
-            self.pair.abort_prefill()
+    @rule(pick=PICKS)
+    def look(self, pick: int) -> None:
+        """A mover that wakes for nothing, or for a transfer."""
+        rank = _pick(list(self.world.ranks.values()), pick)
+        if rank.is_awake:
+            rank.run()
 
-    @precondition(lambda self: not self.has_waited)
-    @rule()
-    def wait(self) -> None:
-        self.has_waited = True
-        self.pair.wait(waiting(self.mode))
+    # The network and the clock.
 
-    @precondition(lambda self: self.pair.consumer.state(KEY) not in {None, ConsumerState.ENDED})
-    @rule()
-    def abort_request(self) -> None:
-        self.pair.abort_request()
+    @precondition(lambda self: self.towards_producer())
+    @rule(pick=PICKS, at=PICKS, is_lost=st.booleans())
+    def to_producer(self, pick: int, at: int, is_lost: bool) -> None:
+        connection = _pick(self.towards_producer(), pick)
+        is_bad = "frames" in self.faults
+        frame = connection.to_producer.pop(at % len(connection.to_producer) if is_bad else 0)
+        if not (is_bad and is_lost):
+            self.world.to_producer(connection, frame)
 
-    @precondition(lambda self: self.pair.consumer.state(KEY) not in {None, ConsumerState.ENDED})
-    @rule()
-    def decline_again(self) -> None:
-        self.pair._consume(RequestDeclined(0, Reason.CONSUMER_GONE))
+    @precondition(lambda self: self.towards_consumers())
+    @rule(pick=PICKS, at=PICKS, is_lost=st.booleans())
+    def to_consumer(self, pick: int, at: int, is_lost: bool) -> None:
+        connection = _pick(self.towards_consumers(), pick)
+        is_bad = "frames" in self.faults
+        frame = connection.to_consumer.pop(at % len(connection.to_consumer) if is_bad else 0)
+        if not (is_bad and is_lost):
+            self.world.to_consumer(connection, *frame)
 
-    # Transport.
+    @precondition(lambda self: "frames" in self.faults and self.world.producer.is_awake)
+    @rule(pick=PICKS, at=PICKS)
+    def again_to_producer(self, pick: int, at: int) -> None:
+        """A frame that has arrived arrives once more."""
+        connections = [each for each in self.world.connections if each.at_producer]
+        if connections:
+            connection = _pick(connections, pick)
+            self.world.to_producer(connection, _pick(connection.at_producer, at))
 
-    @precondition(lambda self: self.writing and self.may_land)
-    @rule()
-    def end_writes(self) -> None:
-        self.writing = self.may_land = False
-        self.completed_generation = self.generation
-        self.pair.writes_done()
+    @precondition(lambda self: "frames" in self.faults)
+    @rule(pick=PICKS, at=PICKS)
+    def again_to_consumer(self, pick: int, at: int) -> None:
+        connections = [each for each in self.world.connections if each.at_consumer and each.is_open]
+        if connections and (connection := _pick(connections, pick)).rank.is_awake:
+            self.world.to_consumer(connection, *_pick(connection.at_consumer, at))
 
-    @precondition(lambda self: self.writing)
-    @rule()
-    def fail_writes(self) -> None:
-        self.writing = self.may_land = False
-        self.pair.writes_fail()
+    @precondition(lambda self: self.towards_producer() or self.towards_consumers())
+    @rule(rounds=ROUNDS)
+    def deliver(self, rounds: int | None) -> None:
+        self.world.deliver(rounds)
 
-    @precondition(lambda self: self.reading)
-    @rule(is_ok=st.booleans())
-    def end_reads(self, is_ok: bool) -> None:
-        self.reading = False
-        if is_ok:
-            self.pair.reads_done()
-        else:
-            self.pair.reads_fail()
-
-    # Network and clock.
-
-    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate", "delay"]))
-    def to_producer(self, choice: str) -> None:
-        if self.pair.to_producer and choice == "duplicate":
-            self.pair.to_producer.append(self.pair.to_producer[0])
-        if choice == "delay":
-            self.pair.to_producer = self.pair.to_producer[1:] + self.pair.to_producer[:1]
-        elif choice == "drop":
-            del self.pair.to_producer[:1]
-        else:
-            rest, self.pair.to_producer = self.pair.to_producer[1:], self.pair.to_producer[:1]
-            self.pair.deliver_to_producer()
-            self.pair.to_producer = rest + self.pair.to_producer
-
-    @rule(choice=st.sampled_from(["deliver", "drop", "duplicate", "delay"]))
-    def to_consumer(self, choice: str) -> None:
-        if self.pair.to_consumer and choice == "duplicate":
-            self.pair.to_consumer.append(self.pair.to_consumer[0])
-        if choice == "delay":
-            self.pair.to_consumer = self.pair.to_consumer[1:] + self.pair.to_consumer[:1]
-        elif choice == "drop":
-            del self.pair.to_consumer[:1]
-        else:
-            rest, self.pair.to_consumer = self.pair.to_consumer[1:], self.pair.to_consumer[:1]
-            self.pair.deliver_to_consumer()
-            self.pair.to_consumer = rest + self.pair.to_consumer
-
-    @rule(seconds=st.sampled_from([0.1, 1.5, 11.0, 31.0]))
+    @rule(seconds=st.sampled_from([0.25, 1.0, 2.25, 3.25]))
     def pass_time(self, seconds: float) -> None:
-        self.pair.pass_time(seconds)
+        self.world.pass_time(seconds, is_connected="silence" not in self.faults)
 
-    @rule()
-    def heartbeat(self) -> None:
-        self.pair.heartbeat()
+    @precondition(lambda self: "waits" in self.faults)
+    @rule(seconds=st.sampled_from([3.5, 11.0, 31.0, 65.0, 101.0]), is_connected=st.booleans())
+    def wait(self, seconds: float, is_connected: bool) -> None:
+        self.world.pass_time(seconds, is_connected=is_connected or "silence" not in self.faults)
 
-    @rule()
-    def lose_producer(self) -> None:
-        """D cuts P off, which ends P's WRITEs before D's machine is told; then P hears that D is gone."""
-        if self.writing:
-            self.fail_writes()
-            self.nothing_is_freed_while_it_can_be_touched()
-        if self.writing:  # it was drained to begin anew, and did
-            self.fail_writes()
-        self.pair.kill_producer()
-        self.pair.to_consumer.clear()
-        self.pair.kill_consumer()
+    # Processes.
 
-    # Promises.
+    @precondition(lambda self: "processes" in self.faults)
+    @rule(pick=PICKS)
+    def stop_or_wake(self, pick: int) -> None:
+        rank = _pick(list(self.world.ranks.values()), pick)
+        if rank.agent.is_alive:
+            (self.world.wake if rank.agent.is_stopped else self.world.stop)(rank)
 
-    @invariant()
-    def nothing_is_freed_while_it_can_be_touched(self) -> None:
-        for action in self.pair.log[self.seen :]:
-            match action:
-                case StartWrite(local_blocks=local, remote_blocks=remote, is_last=is_last):
-                    assert not (self.writing and self.may_land), "posted behind the last"
-                    self.writing, self.may_land = True, is_last
-                    for mine, theirs in zip(local, remote, strict=True):
-                        assert mine // 10 == self.generation, "a block was written that P has no more"
-                        self.landed[theirs] = mine
-                case StopPosting():
-                    self.may_land = True
-                case StartRead():
-                    assert not self.reading
-                    self.reading = True
-                case ReportReceived(ok=ok):
-                    if ok and self.mode is TransferMode.PUSH:
-                        assert self.landed == {7 + index: self.landed[7] + index for index in range(3)}
-                        assert self.landed[7] // 10 == self.completed_generation, "bytes of an earlier generation"
-                    assert not self.writing, "D's blocks were given back under a WRITE"
-                    assert not self.reading, "D's blocks were given back under a READ"
-                case ReleaseRequest():
-                    assert not self.writing, "P's blocks were released under its WRITE"
-                    assert self.has_finished
-        self.seen = len(self.pair.log)
-
-    @invariant()
-    def nothing_ends_twice(self) -> None:
-        assert len(self.pair.released()) <= 1
-        assert len(self.pair.received()) <= 1
-        roles = [each.role for each in self.pair.log if isinstance(each, EndRecord)]
-        assert len(roles) == len(set(roles))
+    @precondition(lambda self: "processes" in self.faults)
+    @rule(pick=PICKS)
+    def kill_or_restart(self, pick: int) -> None:
+        rank = _pick(list(self.world.ranks.values()), pick)
+        if rank.agent.is_alive:
+            self.world.kill(rank)
+        else:
+            self.world.restart(rank.name)
 
     def teardown(self) -> None:
-        """The world calms down: engines finish, transfers end, messages arrive."""
-        if not hasattr(self, "pair"):
-            return
-        if self.has_announced and not self.has_finished:
-            self.end_prefill(is_complete=True)
-        for _ in range(4):
-            if self.pair.consumer.state(KEY) is ConsumerState.WAITING:
-                self.pair._consume(PeerReady(PRODUCER))
-            self.pair.heartbeat().deliver()
-            self.nothing_is_freed_while_it_can_be_touched()
-            if self.writing and self.may_land:
-                self.end_writes()
-            if self.reading:
-                self.end_reads(is_ok=True)
-            self.pair.deliver().pass_time(31.0)
-        assert self.pair.consumer.state(KEY) is None
-        assert self.pair.producer.state(KEY) in {None, ProducerState.ENDED}
-        assert len(self.pair.received()) == self.has_waited
-        assert len(self.pair.released()) == self.has_announced
+        self.world.calm()
 
 
-World.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
-test_random_walks = World.TestCase
+def _pick(things, number: int):  # type: ignore[no-untyped-def]
+    """One of them, whatever the number."""
+    return things[number % len(things)]
+
+
+Walk.TestCase.settings = settings(
+    max_examples=EXAMPLES or 200,
+    stateful_step_count=STEPS,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+test_random_walks = Walk.TestCase

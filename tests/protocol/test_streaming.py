@@ -23,7 +23,7 @@ def test_blocks_are_written_as_they_are_computed():
     pair.advance_prefill(1, 2).deliver()
     pair.advance_prefill(2, 3, is_complete=True).deliver()
     assert pair.started() == [write((1,), (7,)), write((2,), (8,)), write((3,), (9,), is_last=True)]
-    writings = [each for each in pair.log if isinstance(each, SendMessage) and isinstance(each.message, Writing)]
+    writings = [each for each in pair.actions() if isinstance(each, SendMessage) and isinstance(each.message, Writing)]
     assert len(writings) == 1
     pair.writes_done().deliver()
     assert pair.received() == [("d-1", True)]

@@ -65,7 +65,7 @@ def test_both_records_tell_what_the_handoff_took_beyond_the_prefill():
     """And D's how many block-seconds it had reserved: three blocks for 1.5 s."""
     pair = Pair().wait().announce(announced()).deliver().pass_time(1.0).finish_prefill().deliver()
     pair.pass_time(0.5).writes_done().deliver()
-    records = {each.role: each for each in pair.log if isinstance(each, EndRecord)}
+    records = {each.role: each for each in pair.actions() if isinstance(each, EndRecord)}
     assert records[Role.PRODUCER].after_prefill_seconds == pytest.approx(0.5)
     assert records[Role.CONSUMER].after_prefill_seconds == pytest.approx(0.5)
     assert records[Role.PRODUCER].reserved_block_seconds == 0.0

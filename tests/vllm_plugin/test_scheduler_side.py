@@ -60,10 +60,14 @@ def make(role: str, **settings: Any) -> SchedulerSide:
     )
 
 
-def finished_prefill(side: SchedulerSide, params: dict[str, Any] = TO_PREFILL) -> tuple[bool, dict[str, Any] | None]:
+def finished_prefill(
+    side: SchedulerSide,
+    params: dict[str, Any] = TO_PREFILL,
+    status: RequestStatus = RequestStatus.FINISHED_LENGTH_CAPPED,
+) -> tuple[bool, dict[str, Any] | None]:
     request = FakeRequest("p-1", dict(params))
     side.arrived(request)
-    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    request.status = status
     request.num_computed_tokens = 40
     return side.finished(request, [5, 6, 7, 8])
 
@@ -79,6 +83,13 @@ def test_prefill_keeps_its_blocks_and_tells_where_it_is():
     assert params["transfer_id"] == "t-1"
     assert params["transfer_mode"] == "push"
     assert (params["remote_host"], params["remote_port"], params["do_remote_prefill"]) == ("127.0.0.1", 7000, True)
+
+
+def test_a_prefill_that_ends_with_a_stop_token_is_handed_over_like_any_other():
+    """P's single token may be the end of the answer, or a stop string: D will find the same."""
+    keep, params = finished_prefill(make("producer"), status=RequestStatus.FINISHED_STOPPED)
+    assert keep
+    assert params["do_remote_prefill"]
 
 
 def test_what_prefill_answers_is_what_decode_understands():

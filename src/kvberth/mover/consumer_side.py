@@ -39,6 +39,7 @@ from kvberth.protocol.events import (
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import (
     Accepted,
+    Alive,
     Ended,
     Heartbeat,
     Hello,
@@ -69,11 +70,20 @@ class ConsumerSide:
         self._machine = Consumer(card.fingerprint.block_size, timing)
         self._flights = Flights(transport)
         self._links: dict[str, Link] = {}
+        self._sessions = 0
         self._agents: dict[PeerName, str] = {}
 
     def is_moving(self) -> bool:
         """Whether bytes may be moving: our READs, or WRITEs of a producer."""
         return self._flights.is_moving() or bool(self._machine.count(ConsumerState.RECEIVING))
+
+    def look(self) -> None:
+        """See what has landed by now; `turn` acts on it."""
+        self._flights.look()
+
+    def has_news(self) -> bool:
+        """Whether the next look should follow at once."""
+        return self._flights.has_news
 
     def num_waiting(self) -> int:
         """Batches of descriptors that have not been posted yet."""
@@ -92,11 +102,14 @@ class ConsumerSide:
     def begin(self, key: TransferKey, address: str, event: ConsumerEvent, now: float) -> None:
         """A request waits for, or declines, the KV of the producer at `address`."""
         self.tell(key, event, now)
+        if not self._machine.awaits_peer(key):  # declined while it is with a producer already
+            return
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(address, opened_at=now, last_heard=now)
+            self._sessions += 1
+            link = self._links[address] = Link(address, self._sessions, opened_at=now, last_heard=now)
             self._wire.dial(address)
-            self._wire.send_to_server(address, encode(Hello(self._card)))
+            self._greet(link, now)
         if link.peer is None or link.state is LinkState.GREETING:
             link.waiting.append(key)
             return
@@ -193,8 +206,9 @@ class ConsumerSide:
                 self._refuse(link, Reason.INCOMPATIBLE, str(Mismatch(field, producer_value, consumer_value)), now)
             case HelloNeeded():
                 self._greet(link, now)
-            case Heartbeat():
-                pass
+            case Heartbeat(stamp=stamp):
+                if link.state is LinkState.READY:  # one that may yet be refused is promised nothing
+                    self._wire.send_to_server(link.address, encode(Alive(stamp)))
             case Located(blocks=blocks, block_size=block_size) if link.card is not None and (
                 error := block_error(blocks, block_size, link.card)
             ):
@@ -209,9 +223,9 @@ class ConsumerSide:
         return self._timing.connect_seconds if link.peer is None else self._timing.silence_seconds
 
     def _greet(self, link: Link, now: float) -> None:
-        """Say hello again. Until the answer is here, no heartbeat may name what the producer has yet to be told of."""
+        """Say hello. Until the answer is here, no heartbeat may name what the producer has yet to be told of."""
         link.state, link.opened_at = LinkState.GREETING, now
-        self._wire.send_to_server(link.address, encode(Hello(self._card)))
+        self._wire.send_to_server(link.address, encode(Hello(self._card, link.session)))
 
     def _welcome(self, link: Link, card: EngineCard, now: float) -> None:
         """The producer can be used, now or again.
@@ -234,7 +248,8 @@ class ConsumerSide:
                 return
             _log.info("kvberth: prefill worker %s at %s is connected", card.engine_id, link.address)
         link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
-        waiting, link.waiting = link.waiting, []
+        waiting = dict.fromkeys(key for key in link.waiting if self._machine.awaits_peer(key))
+        link.waiting.clear()
         for key in (*waiting, *(self._machine.unanswered(old) if old is not None else ())):
             self.tell(key, PeerReady(new), now)
         if old is not None and old != new:
@@ -258,7 +273,10 @@ class ConsumerSide:
             self.tell(key, PeerRefused(reason, detail), now)
 
     def _cut(self, peer: PeerName, detail: str, now: float) -> None:
-        """Tear down the transport to a producer, and only then let its transfers end."""
+        """Tear down the transport to a producer, which ends our READs, and only then let its transfers end.
+
+        It does not end the producer's WRITEs: those it ends itself, before we come to this (`Timing.grant_seconds`).
+        """
         self._disconnect(peer)
         self._do(self._machine.lose_peer(peer, detail, now), now)
 

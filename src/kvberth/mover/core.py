@@ -2,10 +2,10 @@
 
 The core is told the time and never waits, so that a test can run two cores against each other step by step.
 
-Memory safety rests on three rules. A producer that is lost is cut off at the transport before its transfers end here.
-A rank that was itself unresponsive for too long (stopped, swapped out) gives up on all its peers before it does
-anything else, since they have given up on it and may have given its target blocks to others. And every block id that a
-peer names is checked against its own region before anything is posted.
+Memory safety rests on two rules. A producer posts to a consumer only within `Timing.grant_seconds` of a moment of its
+own clock that the consumer has answered, and a consumer takes its blocks back without the producer's word only later
+than that: a producer that was stopped, or that hears late, does not write into blocks that have become somebody
+else's. And every block id that a peer names is checked against its own region before anything is posted.
 """
 
 from kvberth.mover.commands import (
@@ -49,15 +49,20 @@ class Core:
     def __init__(self, card: EngineCard, transport: Transport, wire: Wire, outbox: Outbox, timing: Timing) -> None:
         self._rank = card.rank
         self._transport = transport
-        self._timing = timing
         self._producing = ProducerSide(card, transport, wire, outbox, timing)
         self._consuming = ConsumerSide(card, transport, wire, outbox, timing)
         self._fenced = FencedCommands()
-        self._last_turn: float | None = None
 
     def is_moving(self) -> bool:
         """Whether bytes may be moving, so that the transport must be driven on this side."""
         return self._producing.is_moving() or self._consuming.is_moving()
+
+    def look(self) -> None:
+        """First thing in a turn, before the engine's commands are taken: see what has landed by now."""
+        if self.is_moving():
+            self._transport.progress()
+            self._producing.look()
+            self._consuming.look()
 
     def num_waiting(self) -> int:
         """Batches of descriptors that have not been posted yet."""
@@ -65,25 +70,13 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """Seconds until `turn` has something to do without a frame or a command; None for never."""
+        if self._producing.has_news() or self._consuming.has_news():
+            return 0.0
         if self.is_moving() or self._fenced:
             return _LIVE_POLL_SECONDS
         moments = [self._producing.next_moment(now), self._consuming.next_moment()]
         due = min((moment for moment in moments if moment is not None), default=None)
         return None if due is None else max(0.0, due - now)
-
-    def begin_turn(self, now: float, slept: float | None) -> None:
-        """First thing after waking: if we have been unresponsive, our peers have given up on us.
-
-        Args:
-            now: the time.
-            slept: the longest sleep that was asked for; None for one without end, after which no gap is a stall.
-        """
-        patience = self._timing.silence_seconds - self._timing.heartbeat_seconds
-        gap = now - self._last_turn if self._last_turn is not None else 0.0
-        if slept is not None and gap > slept + patience:
-            detail = f"this engine was unresponsive for {gap:.1f} s"
-            self._producing.lose_all(detail, now)
-            self._consuming.lose_all(detail, now)
 
     def command(self, command: Command, now: float) -> None:
         """One command of the engine."""
@@ -127,11 +120,8 @@ class Core:
             now: the time.
             last_look: when the engine last took in new requests; None for an engine that is idle.
         """
-        self._last_turn = now
         for command in self._fenced.passed():
             self._prefill(command, now)
-        if self.is_moving():
-            self._transport.progress()
         self._producing.turn(now, now if last_look is None else last_look)
         self._consuming.turn(now)
 

@@ -67,12 +67,17 @@ class _Flight:
 
 
 class Flights:
-    """All transfers that this rank has started. Used by the mover's thread only."""
+    """All transfers that this rank has started. Used by the mover's thread only.
+
+    Attributes:
+        has_news: whether something was posted since the last `look`, which may have landed at once.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._flights: dict[TransferKey, _Flight] = {}
         self._efforts: dict[TransferKey, Effort] = {}
+        self.has_news = False
 
     def is_moving(self) -> bool:
         """Whether anything is in flight, or about to be. A transfer that waits for its next part is not."""
@@ -116,15 +121,27 @@ class Flights:
             flight.waiting.clear()
             flight.is_closed = True
 
-    def advance(self) -> Iterator[Landing]:
-        """Look at what is in flight, post what can be posted, and give out what has landed.
+    def look(self) -> None:
+        """See what has landed by now; `advance` gives it out.
+
+        To be called before the engine's commands are taken. One that takes blocks away is given before they can be
+        overwritten, so whatever has been seen to land since, with other bytes, is given out behind that command.
+        """
+        self.has_news = False
+        for flight in self._flights.values():
+            self._look(flight)
+
+    def advance(self, may_post: Callable[[str], bool] = lambda peer: True) -> Iterator[Landing]:
+        """Give out what was seen to have landed, and post what can be posted.
+
+        Args:
+            may_post: whether to post to a peer now; what is for another one waits.
 
         At most one batch per transfer is posted in one call, so that the time between two looks at the control
         channel stays bounded; the next call follows within a millisecond.
         """
         for flight in list(self._flights.values()):
-            self._look(flight)
-            if not flight.error and flight.waiting and len(flight.posted) < _POSTED_AHEAD:
+            if not flight.error and flight.waiting and len(flight.posted) < _POSTED_AHEAD and may_post(flight.peer):
                 self._post(flight)
             if flight.has_landed:
                 del self._flights[flight.key]
@@ -150,8 +167,8 @@ class Flights:
             flight.waiting.clear()
         else:
             flight.posted.append(handle)
+            self.has_news = True
         flight.effort.post_seconds += time.perf_counter() - began
-        self._look(flight)
 
     def _look(self, flight: _Flight) -> None:
         """Drop the handles that are done or have failed; after a failure, wait for the rest and post no more."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from kvberth.protocol import EngineCard, TransferKey
 from kvberth.protocol.ids import PeerName
@@ -22,11 +23,13 @@ class Link:
 
     Attributes:
         address: `host:port` of its control channel.
+        session: how many were dialled before.
         waiting: transfers that wait for it to be ready.
         last_heard: when its last message came, or when we began to listen.
     """
 
     address: str
+    session: int
     opened_at: float
     last_heard: float
     state: LinkState = LinkState.GREETING
@@ -47,16 +50,31 @@ class Client:
     Attributes:
         route: where the control channel finds it.
         agent: its name at the transport.
+        session: of its dialling; a higher one has given up on all that went before.
+        live_since: when it began to wait for something of ours, after a time in which it did not.
+        proved_at: the newest moment of our clock that it has answered: it was there then.
         gone_since: when its connection was found to be broken; None while it stands.
     """
 
     route: bytes
     card: EngineCard
     agent: str
-    last_heard: float
+    session: int
+    live_since: float
+    proved_at: float = -inf
     gone_since: float | None = None
 
     @property
     def peer(self) -> PeerName:
         """The consumer's name."""
         return PeerName(self.card.peer_name)
+
+    @property
+    def silent_since(self) -> float:
+        """Since when it owes us a sign of life, if it waits for anything."""
+        return max(self.live_since, self.proved_at)
+
+    def answered(self, stamp: float, now: float) -> None:
+        """It has answered what we sent at `stamp`; it cannot answer what we have not sent yet."""
+        if self.proved_at < stamp <= now:
+            self.proved_at = stamp

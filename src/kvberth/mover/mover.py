@@ -135,15 +135,18 @@ class Mover:
 
     def _work(self, core: Core, channel: Channel) -> None:
         while not self._stopping.is_set():
-            longest_sleep = core.next_wakeup(time.monotonic())
-            channel.wait(longest_sleep)
+            channel.wait(core.next_wakeup(time.monotonic()))
             now = time.monotonic()
-            core.begin_turn(now, longest_sleep)
+            # The engine's commands are taken last and carried out first: one that takes blocks away was given before
+            # they could be overwritten, and so before anything of that could land or be read.
+            core.look()
+            from_clients = list(channel.from_clients(_FRAMES_PER_TURN))
+            from_servers = list(channel.from_servers(_FRAMES_PER_TURN))
             for command in self._inbox.take():
                 core.command(command, now)
-            for route, frame in channel.from_clients(_FRAMES_PER_TURN):
+            for route, frame in from_clients:
                 core.frame_from_client(route, frame, now)
-            for address, frame in channel.from_servers(_FRAMES_PER_TURN):
+            for address, frame in from_servers:
                 core.frame_from_server(address, frame, now)
             if channel.has_broken_clients():
                 core.clients_broke(now)

@@ -37,6 +37,7 @@ from kvberth.protocol.events import (
 )
 from kvberth.protocol.ids import PeerName
 from kvberth.protocol.messages import (
+    Alive,
     Cancel,
     Done,
     Heartbeat,
@@ -79,16 +80,20 @@ class ProducerSide:
         """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
         return self._flights.is_moving() or bool(self._machine.count(ProducerState.READING))
 
+    def look(self) -> None:
+        """See what has landed by now; `turn` acts on it."""
+        self._flights.look()
+
+    def has_news(self) -> bool:
+        """Whether the next look should follow at once."""
+        return self._flights.has_news
+
     def num_waiting(self) -> int:
         """Batches of descriptors that have not been posted yet."""
         return self._flights.num_waiting()
 
     def next_moment(self, now: float) -> float | None:
-        """When time alone gives us something to do.
-
-        While a consumer waits for us that is not later than one heartbeat from now, so that a long gap between two
-        turns can only be a stall of our own.
-        """
+        """When time alone gives us something to do."""
         moments = [self._machine.next_deadline()]
         if now < self._probe_until:
             moments.append(now + _PROBE_SECONDS / 10)
@@ -96,8 +101,7 @@ class ProducerSide:
             if client.gone_since is not None:
                 moments.append(client.gone_since + self._timing.reconnect_seconds)
             if self._machine.has_live(client.peer):
-                silent_at = client.last_heard + self._timing.silence_seconds
-                moments.append(min(silent_at, now + self._timing.heartbeat_seconds))
+                moments.append(client.silent_since + self._timing.grant_seconds)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tell(self, key: TransferKey, event: ProducerEvent, now: float) -> None:
@@ -116,7 +120,7 @@ class ProducerSide:
             _log.warning("kvberth: dropped a control message from a decode worker: %s", error)
             return
         if isinstance(message, Hello):
-            self._greet(route, message.card, now)
+            self._greet(route, message, now)
             return
         peer = self._peer_of_route.get(route)
         if peer is None and isinstance(message, Cancel):
@@ -126,9 +130,7 @@ class ProducerSide:
         if peer is None:
             self._wire.send_to_client(route, encode(HelloNeeded()))
             return
-        client = self._clients[peer]
-        client.last_heard = now
-        self._dispatch(client, message, now)
+        self._dispatch(self._clients[peer], message, now)
 
     def clients_broke(self, now: float) -> None:
         """The connection of some consumer broke: find out whose. It may connect again, and lose nothing."""
@@ -139,13 +141,14 @@ class ProducerSide:
         if now < self._probe_until:
             self._probe(now)
         for client in list(self._clients.values()):
-            silence = now - client.last_heard
+            silence = now - client.silent_since
             if client.gone_since is not None and now - client.gone_since >= self._timing.reconnect_seconds:
                 self._lose(client, "it has closed its connection", now)
-            elif silence >= self._timing.silence_seconds and self._machine.has_live(client.peer):
+            elif silence >= self._timing.grant_seconds and self._machine.has_live(client.peer):
                 self._lose(client, f"silent for {silence:.1f} s", now)
         self._do(self._machine.fire(now, last_look), now)
-        for landing in self._flights.advance():
+        proved = {client.agent for client in self._clients.values() if self._is_proved(client, now)}
+        for landing in self._flights.advance(proved.__contains__):
             moved = (landing.num_bytes, landing.num_descriptors)
             self.tell(landing.key, WritesFailed(landing.error) if landing.error else WritesDone(*moved), now)
 
@@ -157,7 +160,8 @@ class ProducerSide:
 
     # Clients.
 
-    def _greet(self, route: bytes, card: EngineCard, now: float) -> None:
+    def _greet(self, route: bytes, hello: Hello, now: float) -> None:
+        card = hello.card
         mismatch = find_mismatch(producer=self._card.fingerprint, consumer=card.fingerprint)
         if mismatch is not None:
             _log.error("kvberth: refused decode worker %s: %s", card.engine_id, mismatch)
@@ -165,9 +169,15 @@ class ProducerSide:
             self._wire.send_to_client(route, encode(answer))
             return
         for other in list(self._clients.values()):
-            is_same_rank = (other.card.engine_id, other.card.rank) == (card.engine_id, card.rank)
-            if is_same_rank and other.card.incarnation != card.incarnation:
+            if (other.card.engine_id, other.card.rank) != (card.engine_id, card.rank):
+                continue
+            if other.card.incarnation != card.incarnation:
                 self._lose(other, "the decode worker was restarted", now)
+            elif hello.session > other.session:
+                # It dials anew when it has given up on us: what it registered before names blocks that it has not kept.
+                self._lose(other, "the decode worker has dialled anew", now)
+            elif hello.session < other.session:
+                return  # late, and of no interest to anybody
         peer = PeerName(card.peer_name)
         client = self._clients.get(peer)
         if client is None:
@@ -178,10 +188,10 @@ class ProducerSide:
                 answer = Incompatible("agent_metadata", "unusable", str(error))
                 self._wire.send_to_client(route, encode(answer))
                 return
-            client = self._clients[peer] = Client(route, card, agent, now)
+            client = self._clients[peer] = Client(route, card, agent, hello.session, now)
             _log.info("kvberth: decode worker %s is connected", card.engine_id)
         self._peer_of_route.pop(client.route, None)
-        client.route, client.last_heard, client.gone_since = route, now, None
+        client.route, client.gone_since = route, None
         self._peer_of_route[route] = peer
         self._wire.send_to_client(route, encode(Welcome(self._card)))
 
@@ -189,9 +199,15 @@ class ProducerSide:
         peer = client.peer
         match message:
             case Heartbeat(live):
-                self._wire.send_to_client(client.route, encode(Heartbeat()))
+                self._ask(client, now)
                 self._do(self._machine.heard_live(peer, live, now), now)
+            case Alive(stamp):
+                client.answered(stamp, now)
             case Register(key=key, blocks=blocks, block_size=block_size):
+                if not self._machine.has_live(peer):
+                    client.live_since = now
+                if now - client.proved_at >= self._timing.heartbeat_seconds:
+                    self._ask(client, now)
                 error = block_error(blocks, block_size, client.card)
                 self.tell(key, RegisterReceived(peer, message, error), now)
             case Cancel(key, attempt, reason):
@@ -203,8 +219,20 @@ class ProducerSide:
 
     def _probe(self, now: float) -> None:
         for client in self._clients.values():
-            if client.gone_since is None and not self._wire.send_to_client(client.route, encode(Heartbeat())):
+            if client.gone_since is None and not self._ask(client, now):
                 client.gone_since = now
+
+    def _ask(self, client: Client, now: float) -> bool:
+        """Whether it is there: what it sent may have been on the way for long, and its blocks be somebody else's.
+
+        Returns:
+            Whether the question could be sent.
+        """
+        return self._wire.send_to_client(client.route, encode(Heartbeat(stamp=now)))
+
+    def _is_proved(self, client: Client, now: float) -> bool:
+        """Whether it still waits for what we write to it, however late it has heard of us."""
+        return now - client.proved_at < self._timing.grant_seconds
 
     def _lose(self, client: Client, detail: str, now: float) -> None:
         """Stop posting, cut the connection so that what is in flight comes to an end, and forget the client."""

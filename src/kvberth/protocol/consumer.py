@@ -1,12 +1,15 @@
 """The consumer's side of transfers: what D waits for, and when its blocks are safe.
 
-    WAITING ──peer ready──> REGISTERED ──accepted──> ACCEPTED ──writing──> RECEIVING ──ended──> ENDED     (push)
-                                                     ACCEPTED ──located──> READING ──reads done──> ENDED  (pull)
+    WAITING ──peer ready──> REGISTERED ──accepted──> ACCEPTED ──writing──> RECEIVING ──ended──> ENDED         (push)
+                              ACCEPTED ──located──> READING ──reads done──> CONFIRMING ──ended──> ENDED  (pull)
 
 The engine's request waits, with its blocks reserved, until `ReportReceived`. That is given out exactly once, and never
 while a WRITE of the producer or a READ of ours may still touch the blocks: an abort or a deadline first asks the
 producer to be quiet (CANCELLING) or waits for our own READs (DRAINING). Only a producer that is lost needs no answer;
-the driver has cut its connection before the loss is told here.
+the driver tells of the loss when the producer, too, has given up.
+
+Whether what was READ is the KV, only the producer knows: it may have given up on us, or its engine may have taken the
+blocks away. So a READ is reported when the producer has confirmed (CONFIRMING) that it held the blocks until `Done`.
 """
 
 from collections import Counter
@@ -136,6 +139,10 @@ class Consumer:
         """Registrations that this peer has not answered, and may never have seen."""
         return tuple(key for key, _ in self.live_with(peer) if self._transfers[key].state is _S.REGISTERED)
 
+    def awaits_peer(self, key: TransferKey) -> bool:
+        """Whether the transfer can go on when its producer is ready."""
+        return self.state(key) in {_S.WAITING, _S.DECLINING}
+
     def next_deadline(self) -> float | None:
         """When `fire` should be called next."""
         return self._deadlines.next()
@@ -181,7 +188,7 @@ class Consumer:
         return actions
 
     def lose_peer(self, peer: PeerName, detail: str, now: float) -> list[Action]:
-        """The peer is gone, and its connection has been cut: no WRITE of it can land any more."""
+        """The peer is gone, and so late that it has stopped to write to us, whether it lives or not."""
         actions: list[Action] = []
         for key, _ in self.live_with(peer):
             actions += self.handle(key, PeerLost(peer, detail), now)
@@ -255,6 +262,8 @@ class Consumer:
             transfer.moving_at = transfer.moving_at or now
 
     def _on_located(self, transfer: _Transfer, event: Located, now: float) -> None:
+        if transfer.state is _S.CONFIRMING:  # our `Done` was lost
+            self._send_done(transfer)
         if transfer.state not in {_S.REGISTERED, _S.ACCEPTED}:
             return
         request = transfer.request
@@ -283,6 +292,7 @@ class Consumer:
         elif transfer.state is not _S.DRAINING:
             if transfer.state is not _S.CANCELLING:
                 transfer.end, transfer.reason, transfer.detail = event.end, event.reason, event.detail
+            if transfer.state not in {_S.CANCELLING, _S.CONFIRMING}:
                 transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
                 transfer.tell_prefill(event.times, now)
             self._finish(transfer, now)
@@ -295,6 +305,8 @@ class Consumer:
             self._give_up_unregistered(transfer, End.CANCELLED, Reason.CONSUMER_GONE, now)
         elif transfer.state is _S.READING:
             self._drain(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "")
+        elif transfer.state is _S.CONFIRMING:
+            self._give_up(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "", now)
         elif transfer.state in {_S.REGISTERED, _S.ACCEPTED, _S.RECEIVING}:
             self._cancel(transfer, End.CANCELLED, Reason.CONSUMER_GONE, "")
 
@@ -305,6 +317,8 @@ class Consumer:
             self._finish(transfer, now)
         elif transfer.state is _S.READING:
             self._drain(transfer, End.FAILED, Reason.DEADLINE, detail)
+        elif transfer.state is _S.CONFIRMING:
+            self._give_up(transfer, End.FAILED, Reason.DEADLINE, detail, now)
         else:
             self._cancel(transfer, End.FAILED, Reason.DEADLINE, detail)
 
@@ -317,20 +331,27 @@ class Consumer:
             self._finish(transfer, now)
 
     def _on_reads_over(self, transfer: _Transfer, event: ReadsDone | ReadsFailed, now: float) -> None:
-        assert transfer.peer is not None
-        if transfer.state is _S.READING and isinstance(event, ReadsDone):
-            transfer.end, transfer.reason = End.COMPLETED, Reason.NONE
-            transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
-            transfer.actions.append(SendMessage(transfer.peer, Done(transfer.key, transfer.attempt)))
+        if transfer.state is _S.DRAINING:
+            self._give_up(transfer, transfer.end, transfer.reason, transfer.detail, now)
+        elif isinstance(event, ReadsFailed):
+            self._give_up(transfer, End.FAILED, Reason.TRANSPORT, event.detail, now)
         else:
-            if transfer.state is _S.READING:
-                assert isinstance(event, ReadsFailed)
-                transfer.end, transfer.reason, transfer.detail = End.FAILED, Reason.TRANSPORT, event.detail
-            cancel = Cancel(transfer.key, transfer.attempt, transfer.reason)
-            transfer.actions.append(SendMessage(transfer.peer, cancel))
-        self._finish(transfer, now)
+            transfer.num_bytes, transfer.num_descriptors = event.num_bytes, event.num_descriptors
+            transfer.state = _S.CONFIRMING
+            self._send_done(transfer)
 
     # Steps that several handlers take.
+
+    def _send_done(self, transfer: _Transfer) -> None:
+        assert transfer.peer is not None
+        transfer.actions.append(SendMessage(transfer.peer, Done(transfer.key, transfer.attempt)))
+
+    def _give_up(self, transfer: _Transfer, end: End, reason: Reason, detail: str, now: float) -> None:
+        """Nothing is in flight: end at once, and let the producer know."""
+        assert transfer.peer is not None
+        transfer.end, transfer.reason, transfer.detail = end, reason, detail
+        transfer.actions.append(SendMessage(transfer.peer, Cancel(transfer.key, transfer.attempt, reason)))
+        self._finish(transfer, now)
 
     def _cancel(self, transfer: _Transfer, end: End, reason: Reason, detail: str) -> None:
         """Give up; the end comes when the producer is quiet, or lost."""

@@ -29,6 +29,7 @@ class ConsumerState(StrEnum):
     ACCEPTED = "accepted"
     RECEIVING = "receiving"
     READING = "reading"
+    CONFIRMING = "confirming"
     CANCELLING = "cancelling"
     DRAINING = "draining"
     ENDED = "ended"
@@ -56,6 +57,7 @@ CONSUMER_TABLE: Table = {
             _S.ACCEPTED,
             _S.RECEIVING,
             _S.READING,
+            _S.CONFIRMING,
             _S.CANCELLING,
             _S.DRAINING,
         )
@@ -88,12 +90,18 @@ CONSUMER_TABLE: Table = {
     (_S.RECEIVING, PeerLost): to(_S.ENDED),
     (_S.READING, Accepted): to(_S.READING),
     (_S.READING, Located): to(_S.READING),
-    (_S.READING, ReadsDone): to(_S.ENDED),
+    (_S.READING, ReadsDone): to(_S.CONFIRMING),
     (_S.READING, ReadsFailed): to(_S.ENDED),
     (_S.READING, Ended): to(_S.DRAINING),
     (_S.READING, RequestAborted): to(_S.DRAINING),
     (_S.READING, DeadlineReached): to(_S.DRAINING),
     (_S.READING, PeerLost): to(_S.DRAINING),
+    (_S.CONFIRMING, Accepted): to(_S.CONFIRMING),
+    (_S.CONFIRMING, Located): to(_S.CONFIRMING),
+    (_S.CONFIRMING, Ended): to(_S.ENDED),
+    (_S.CONFIRMING, RequestAborted): to(_S.ENDED),
+    (_S.CONFIRMING, DeadlineReached): to(_S.ENDED),
+    (_S.CONFIRMING, PeerLost): to(_S.ENDED),
     (_S.CANCELLING, Accepted): to(_S.CANCELLING),
     (_S.CANCELLING, Writing): to(_S.CANCELLING),
     (_S.CANCELLING, Located): to(_S.CANCELLING),

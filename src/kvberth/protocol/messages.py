@@ -16,6 +16,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "PROTOCOL_VERSION",
     "Accepted",
+    "Alive",
     "Cancel",
     "Done",
     "Ended",
@@ -68,9 +69,14 @@ class EngineCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Consumer to producer, first message of a connection."""
+    """Consumer to producer, first message of a connection.
+
+    `session` counts the consumer's dialling: one that dials anew has given up on all that it had registered before. A
+    connection that broke and was mended belongs to the same session, and nothing of it is given up.
+    """
 
     card: EngineCard
+    session: int
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -92,13 +98,25 @@ class HelloNeeded(msgspec.Struct, frozen=True, tag="hello_needed"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Consumer to producer once per interval, and back as an echo.
+    """Consumer to producer once per interval, and back as an echo, which the consumer answers with `Alive`.
 
     `live` names the (transfer, attempt) pairs that the consumer waits for. It lets the producer answer anew what was
-    lost on the way, and end what the consumer no longer wants. The echo's list is empty.
+    lost on the way, and end what the consumer no longer wants. The producer's list is empty.
+
+    `stamp` is the producer's clock when it sent this, in seconds; nobody else can read it. The consumer's is 0.
     """
 
     live: tuple[tuple[TransferKey, int], ...] = ()
+    stamp: float = 0.0
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Consumer to producer, the answer to its `Heartbeat`: I heard you, and have not given up on you since.
+
+    With the stamp that it answers the producer knows how old the news is, however long it was on the way.
+    """
+
+    stamp: float
 
 
 class Register(msgspec.Struct, frozen=True, tag="register", kw_only=True):
@@ -150,7 +168,7 @@ class Located(msgspec.Struct, frozen=True, tag="located"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Consumer to producer, in pull: I have read everything."""
+    """Consumer to producer, in pull: I have read everything. `Ended` confirms that the blocks were whole until then."""
 
     key: TransferKey
     attempt: int
@@ -193,6 +211,7 @@ Message = (
     | Incompatible
     | HelloNeeded
     | Heartbeat
+    | Alive
     | Register
     | Accepted
     | Writing

@@ -400,9 +400,12 @@ class Producer:
 
     def _on_done(self, transfer: _Transfer, event: DoneReceived, now: float) -> None:
         is_reader = transfer.registration is not None and transfer.registration.mode is TransferMode.PULL
-        is_current = is_reader and transfer.is_registered_by(event.peer, event.attempt)
-        if transfer.state in {_S.READING, _S.DRAINING} and is_current:
-            self._finish(transfer, End.COMPLETED, Reason.NONE, "", now, tell_peer=False)
+        if not is_reader or not transfer.is_registered_by(event.peer, event.attempt):
+            return
+        if transfer.state is _S.READING:
+            self._finish(transfer, End.COMPLETED, Reason.NONE, "", now)
+        elif transfer.state is _S.DRAINING:  # it was superseded, and has nothing in flight any more
+            self._drained(transfer, now)
 
     def _on_status(self, transfer: _Transfer, event: StatusAsked, now: float) -> None:
         state = transfer.state

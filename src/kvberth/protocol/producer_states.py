@@ -110,7 +110,7 @@ PRODUCER_TABLE: Table = {
     (_S.DRAINING, WritesFailed): to(*_ANYWHERE),
     (_S.DRAINING, RegisterReceived): to(_S.DRAINING),
     (_S.DRAINING, CancelReceived): to(_S.DRAINING, *_ANYWHERE),
-    (_S.DRAINING, DoneReceived): to(_S.DRAINING, _S.ENDED),
+    (_S.DRAINING, DoneReceived): to(_S.DRAINING, *_ANYWHERE),
     (_S.DRAINING, StatusAsked): to(_S.DRAINING),
     (_S.DRAINING, PeerLost): to(_S.DRAINING, *_ANYWHERE),
     (_S.ENDED, PrefillAnnounced): to(_S.ENDED),

@@ -44,7 +44,10 @@ class Transport(Protocol):
         """
 
     def remove_peer(self, name: str) -> None:
-        """Tear the connection down. Transfers in flight with the peer end, done or failed, at their next `is_done`."""
+        """Tear our end of the connection down. What we have in flight ends, done or failed, at its next `is_done`.
+
+        What the peer posts, before or after, may still land: NIXL over UCX keeps the memory open to it.
+        """
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
         """Start moving bytes; returns before they have arrived.
