@@ -6,9 +6,10 @@ import sys
 import pytest
 
 import kvberth.router
-from kvberth.cli.options import DecodePolicy, Mode, PrefillPolicy
+from kvberth.cli.options import Binding, DecodePolicy, Mode, PrefillPolicy
 from kvberth.router import Mode as RouterMode
 from kvberth.router import RouterConfig
+from kvberth.router.binding import Binding as RouterBinding
 from kvberth.router.choice import DecodePolicy as RouterDecodePolicy
 from kvberth.router.choice import PrefillPolicy as RouterPrefillPolicy
 
@@ -21,6 +22,7 @@ OTHER_VALUES = {
     "host": "0.0.0.0",
     "port": 9000,
     "mode": RouterMode.PULL,
+    "binding": RouterBinding.JIT,
     "connect_timeout_seconds": 1.5,
     "first_token_timeout_seconds": 2.5,
     "total_timeout_seconds": 3.5,
@@ -28,21 +30,46 @@ OTHER_VALUES = {
     "prefill_policy": RouterPrefillPolicy.ROUND_ROBIN,
     "decode_policy": RouterDecodePolicy.LEAST_LOADED,
     "affinity_seconds": 0.25,
+    "client_stall_seconds": 4.5,
     "max_in_flight": 7,
+    "max_queue": 9,
+    "queue_timeout_seconds": 5.5,
     "max_body_bytes": 8,
+    "api_key": ("k1", "k2"),
+    "engine_api_key": "k3",
+    "ssl_certfile": __file__,
+    "ssl_keyfile": __file__,
+    "engine_ca_file": __file__,
 }
 FLAGS = {"engines": "--engine"}  # repeated, and so in the singular
+OTHER_FLAGS = {"engine_insecure"}  # contradicts another one
 
 
 def test_every_setting_has_a_flag(kvberth_command, served):
     """A setting that is added to the router must be added to the command."""
-    assert OTHER_VALUES.keys() == {field.name for field in dataclasses.fields(RouterConfig)}
+    assert OTHER_VALUES.keys() | OTHER_FLAGS == {field.name for field in dataclasses.fields(RouterConfig)}
     flags = []
     for name, value in OTHER_VALUES.items():
         for each in value if isinstance(value, tuple) else [value]:
             flags += [FLAGS.get(name, f"--{name.replace('_', '-')}"), each]
     assert kvberth_command("router", *flags).exit_code == 0
     assert served == [RouterConfig(**OTHER_VALUES)]
+
+
+def test_certificates_need_not_be_checked(kvberth_command, served):
+    """A switch without a value."""
+    assert kvberth_command("router", "--decode", "https://d:1", "--engine-insecure").exit_code == 0
+    assert served == [RouterConfig(prefill=(), decode=("https://d:1",), engine_insecure=True)]
+
+
+def test_keys_come_from_the_environment(kvberth_command, served, monkeypatch):
+    """They need not stand in the list of processes."""
+    monkeypatch.setenv("KVBERTH_ROUTER_API_KEY", "k1 k2")
+    monkeypatch.setenv("KVBERTH_ENGINE_API_KEY", "k3")
+    assert kvberth_command("router", "--decode", "http://d:1").exit_code == 0
+    assert (served[0].api_key, served[0].engine_api_key) == (("k1", "k2"), "k3")
+    assert "k1" not in repr(served[0])
+    assert "k3" not in repr(served[0])
 
 
 def test_defaults_are_the_router_s_own(kvberth_command, served):
@@ -53,7 +80,12 @@ def test_defaults_are_the_router_s_own(kvberth_command, served):
 
 @pytest.mark.parametrize(
     ("own", "router"),
-    [(Mode, RouterMode), (PrefillPolicy, RouterPrefillPolicy), (DecodePolicy, RouterDecodePolicy)],
+    [
+        (Mode, RouterMode),
+        (Binding, RouterBinding),
+        (PrefillPolicy, RouterPrefillPolicy),
+        (DecodePolicy, RouterDecodePolicy),
+    ],
 )
 def test_choices_are_the_router_s(own, router):
     """The command's own copies of enums, there for a quick start, have not drifted."""
@@ -98,3 +130,10 @@ def test_an_engines_file_that_cannot_be_used_is_one_line(kvberth_command, tmp_pa
     assert result.exit_code == 2
     assert result.stderr.startswith(f"kvberth: {path}: line 2: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_no_certificate_is_named(kvberth_command):
+    """One line, before anything listens."""
+    result = kvberth_command("router", "--decode", "https://d:1", "--engine-ca-file", __file__)
+    assert result.exit_code == 2
+    assert "a certificate or key cannot be used" in result.stderr

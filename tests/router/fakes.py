@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvberth.router import RouterConfig, create_app
+from kvberth.router.server import server_settings
 
 Behaviour = Callable[["Seen", Send], Awaitable[None]]
 
@@ -52,15 +54,20 @@ class FakeEngine:
     shows_metrics: bool = True
     control: tuple[str, int] = ("10.0.0.9", 14579)
     port: int = 0
+    certificate: tuple[str, str] | None = None
+    key: str | None = None  # without it nothing is answered, not even that the engine is healthy
     seen: list[Seen] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.key is not None and (b"authorization", f"Bearer {self.key}".encode()) not in scope["headers"]:
+            await send_whole(send, 401, b"{}")
+            return
         match scope["path"]:
             case "/health":
                 await send_whole(send, 200 if self.is_healthy else 503, b"")
@@ -216,13 +223,13 @@ class QuickServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[int]:
-    """Serve `app` for as long as the context is open; gives the port."""
+async def listening(app: ASGIApp, **settings: Any) -> AsyncIterator[int]:
+    """Serve `app` for as long as the context is open, with these settings of uvicorn; gives the port."""
     # With the protocol named, asyncio turns Nagle off; without, every answer in two writes is 40 ms late.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
-        server = QuickServer(uvicorn.Config(app, log_config=None, ws="none"))
+        server = QuickServer(uvicorn.Config(app, **({"log_config": None, "ws": "none"} | settings)))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started or task.done())
         try:
@@ -244,8 +251,8 @@ class Client:
         sent = {"content-type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
         return self.session.post(self.url + path, data=BytesIO(data), headers=sent)
 
-    def get(self, path: str) -> Any:
-        return self.session.get(self.url + path)
+    def get(self, path: str, **headers: str) -> Any:
+        return self.session.get(self.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     async def engine(self, engine: FakeEngine) -> dict[str, Any] | None:
         """What the admin API says of an engine, None if it is not known."""
@@ -274,8 +281,8 @@ class Client:
         async with self.get("/health") as response:
             return await response.json() | {"code": response.status}
 
-    async def text(self, body: object, **headers: str) -> str:
-        async with self.post(body, **headers) as response:
+    async def text(self, body: object, path: str = COMPLETIONS, **headers: str) -> str:
+        async with self.post(body, path, **headers) as response:
             return await response.text()
 
     async def until_problem(self, text: str, role: str = "decode") -> None:
@@ -302,6 +309,7 @@ class Site:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.trusted: ssl.SSLContext | None = None
 
     async def prefill(self, behave: Behaviour | None = None, **settings: Any) -> FakeEngine:
         settings.setdefault("engine_id", "p")
@@ -325,9 +333,13 @@ class Site:
             decode=tuple(each if isinstance(each, str) else each.url for each in decode),
             **settings,
         )
-        port = await self._stack.enter_async_context(listening(create_app(config)))
-        session = await self._stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        client = Client(f"http://127.0.0.1:{port}", session)
+        port = await self._stack.enter_async_context(listening(create_app(config), **server_settings(config)))
+        connector = aiohttp.TCPConnector(ssl=self.trusted if self.trusted is not None else True)
+        session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(auto_decompress=False, connector=connector)
+        )
+        scheme = "https" if config.ssl_certfile else "http"
+        client = Client(f"{scheme}://127.0.0.1:{port}", session)
         await client.until_healthy(wait_for)
         await until(lambda: self._all_were_heard_from(client))
         return client
@@ -338,5 +350,8 @@ class Site:
         return all(engine["problem"] != "not heard from yet" for engine in engines)
 
     async def _start(self, engine: FakeEngine) -> FakeEngine:
-        engine.port = await self._stack.enter_async_context(listening(engine))
+        certfile, keyfile = engine.certificate or (None, None)
+        engine.port = await self._stack.enter_async_context(
+            listening(engine, ssl_certfile=certfile, ssl_keyfile=keyfile)
+        )
         return engine

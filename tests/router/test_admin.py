@@ -380,3 +380,26 @@ async def test_a_router_that_has_ended_hears_no_hangup(site, tmp_path):
         assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     assert not loop.remove_signal_handler(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+async def test_a_method_that_is_not_taken_is_answered_with_all_that_are(site):
+    """Those of one path are one route."""
+    client = await site.router([], [await site.decode()], wait_for="degraded")
+    async with client.session.put(client.url + ENGINES) as response:
+        assert response.status == 405
+        assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD", "POST", "DELETE"}
+    async with client.session.head(client.url + ENGINES) as response:
+        assert response.status == 200
+
+
+async def test_it_answers_while_the_router_is_at_its_limit(site):
+    """That is when an operator needs it."""
+    decode, second = await site.decode(hangs), await site.decode()
+    client = await site.router([], [decode], wait_for="degraded", max_in_flight=1)
+    asking = asyncio.ensure_future(client.text(PROMPT))
+    async with asyncio.timeout(5):
+        await decode.arrived.wait()
+    async with client.post(PROMPT) as response:
+        assert response.status == 429
+    assert (await ask(client, "POST", ENGINES, {"url": second.url}))[0] == 201
+    asking.cancel()

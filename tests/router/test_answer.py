@@ -51,3 +51,11 @@ async def test_a_half_event_is_lost_when_the_source_breaks():
     assert await anext(events) == b"data: a\n\n"
     with pytest.raises(ConnectionResetError):
         await anext(events)
+
+
+async def test_an_event_without_an_end_is_not_collected():
+    """What grows beyond a mebibyte is passed on in pieces."""
+    chunks = [b"data: "] + [b"x" * 300_000] * 10
+    passed = await events_of(*chunks)
+    assert b"".join(passed) == b"".join(chunks)
+    assert max(map(len, passed)) < 1_400_000

@@ -20,6 +20,7 @@ def test_urls_and_mode_are_put_in_order():
         ({"engines": ("a:1",)}, "engines: 'a:1'"),
         ({"engines": ("http://a:1/",)}, "http://a:1 is named more than once"),
         ({"admin_key": " "}, "admin_key"),
+        ({"admin_key": "k", "api_key": ("j", "k")}, "admin_key: must not be one of api_key"),
         ({"prefill_policy": "best"}, "best"),
         ({"decode_policy": "queue"}, "queue"),
         ({"affinity_seconds": -1}, "affinity_seconds"),
@@ -33,6 +34,14 @@ def test_urls_and_mode_are_put_in_order():
         ({"health_interval_seconds": 0}, "health_interval_seconds"),
         ({"max_in_flight": 0}, "max_in_flight"),
         ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"client_stall_seconds": 0}, "client_stall_seconds"),
+        ({"max_queue": -1}, "max_queue"),
+        ({"queue_timeout_seconds": 0}, "queue_timeout_seconds"),
+        ({"api_key": ("",)}, "api_key"),
+        ({"api_key": ("k\u00e9",)}, "api_key"),
+        ({"engine_api_key": "a b"}, "engine_api_key"),
+        ({"ssl_certfile": "c"}, "ssl_keyfile"),
+        ({"engine_ca_file": "c", "engine_insecure": True}, "engine_insecure"),
     ],
 )
 def test_a_wrong_setting_is_named(change, named):

@@ -16,6 +16,7 @@ def test_request_headers_for_an_engine():
         ("Expect", "100-continue"),
         ("X-Request-Id", "theirs"),
         ("X-Kvberth-Mode", "pull"),
+        ("X-Kvberth-Timeout-Seconds", "1"),
         ("Baggage", "a=1"),
         ("Baggage", "b=2"),
     ]
@@ -26,6 +27,12 @@ def test_request_headers_for_an_engine():
         ("x-request-id", "id"),
         ("accept-encoding", "identity"),
     ]
+
+
+def test_a_clients_key_can_be_kept_from_engines():
+    """In both spellings."""
+    client = [("Authorization", "Bearer x"), ("X-Api-Key", "x"), ("Traceparent", "t")]
+    assert request_headers(client, "id", with_credentials=False)[:-2] == [("traceparent", "t")]
 
 
 def test_response_headers_for_the_client():

@@ -10,7 +10,7 @@ import pytest
 
 from kvberth.router.config import Mode
 
-from .fakes import D_ANSWER, Site, answers, hangs, streams
+from .fakes import D_ANSWER, P_ANSWER, Site, answers, hangs, streams
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +88,8 @@ async def test_what_is_above_the_limit_is_told_to_come_back(site):
     ("mode", "prefill", "body", "leg"),
     [
         ("push", "hangs", PROMPT, "prefill"),
+        ("push", "hangs", STREAM, "prefill"),
+        ("push", "answers", STREAM, "decode"),
         ("pull", "hangs", PROMPT, "prefill"),
         ("pull", "answers", STREAM, "decode"),
     ],
@@ -104,6 +106,71 @@ async def test_no_first_token_in_time(site, mode, prefill, body, leg):
         for engine in (p, d):
             if engine.seen and (engine is d or prefill == "hangs"):
                 await engine.aborted.wait()
+
+
+async def test_a_slow_prefill_leaves_decode_its_own_time(site):
+    """In push D waits for P's blocks: its clock for the first token starts when P is done."""
+    prefill = await site.prefill(slowly(answers(P_ANSWER), 0.3))
+    decode = await site.decode(slowly(streams(EVENT), 0.6))
+    client = await site.router([prefill], [decode], first_token_timeout_seconds=0.5)
+    async with client.post(STREAM) as response:
+        assert (response.status, await response.read()) == (200, EVENT)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(("prefill_seconds", "leg"), [(0.35, "prefill"), (0.05, "decode")])
+async def test_the_total_time_is_charged_to_the_leg_that_used_it(site, mode, prefill_seconds, leg):
+    """A prefill that leaves decode no time is named, though decode was waited for in the end."""
+    prefill = await site.prefill(slowly(answers(P_ANSWER), prefill_seconds))
+    client = await site.router([prefill], [await site.decode(hangs)], mode=mode, total_timeout_seconds=0.5)
+    status, code, message = await error_of(client, STREAM)
+    assert (status, code) == (504, f"{leg}_timeout")
+    assert "0.5 s" in message
+    assert f"{leg} leg: 0." in message
+
+
+async def test_a_request_has_a_deadline_of_its_own(site):
+    """Asked for in a header, below the router's; engines do not see it."""
+    prefill, decode = await site.prefill(), await site.decode(hangs)
+    client = await site.router([prefill], [decode], total_timeout_seconds=60)
+    async with asyncio.timeout(5):
+        assert (await error_of(client, PROMPT, x_kvberth_timeout_seconds="0.1"))[:2] == (504, "decode_timeout")
+        await decode.aborted.wait()
+    assert "x-kvberth-timeout-seconds" not in decode.seen[0].headers
+
+
+async def test_a_request_cannot_ask_for_more_time_than_there_is(site):
+    """The router's limit counts."""
+    client = await site.router([], [await site.decode(hangs)], wait_for="degraded", total_timeout_seconds=0.1)
+    async with asyncio.timeout(5):
+        assert (await error_of(client, PROMPT, x_kvberth_timeout_seconds="60"))[:2] == (504, "decode_timeout")
+
+
+async def test_a_deadline_that_is_none_is_refused(site):
+    """Before the body is read."""
+    client = await site.router([], [await site.decode()], wait_for="degraded")
+    assert (await error_of(client, PROMPT, x_kvberth_timeout_seconds="soon"))[:2] == (400, "invalid_timeout")
+
+
+async def test_a_prefill_worker_that_does_not_connect_is_passed_over(site):
+    """A connection that is not made in time costs its time, not the request."""
+    async with AsyncExitStack() as short_life:
+        leaving = await Site(short_life).prefill()
+        client = await site.router(
+            [leaving], [await site.decode()], mode="pull", health_interval_seconds=60, connect_timeout_seconds=0.1
+        )
+    with deaf_port(leaving.port):
+        async with client.post(PROMPT) as response:
+            assert response.headers["x-kvberth-reason"] == "prefill_failed"
+    assert await client.metric('kvberth_router_retries_total{leg="prefill",reason="connect_timeout"}') == 1
+
+
+def slowly(behave, seconds):
+    async def later(seen, send):
+        await asyncio.sleep(seconds)
+        await behave(seen, send)
+
+    return later
 
 
 async def test_a_long_unstreamed_answer_is_not_a_late_first_token(site):

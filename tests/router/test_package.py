@@ -9,8 +9,8 @@ import pytest
 import kvberth.router
 
 PURE = (
-    *("answer", "binding", "breaker", "choice", "config", "engines", "errors", "fleet", "headers", "life", "load"),
-    *("prefix", "request", "transfer"),
+    *("admission", "answer", "binding", "breaker", "choice", "config", "deadline", "engines", "errors", "fleet"),
+    *("forms", "headers", "life", "load", "prefix", "request", "transfer"),
 )
 NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
 
@@ -40,6 +40,15 @@ def test_decisions_do_no_io(name):
     assert not {each.partition(".")[0] for each in imported} & NOT_IN_PURE
     ours = {each.removeprefix("kvberth.router.") for each in imported if each.startswith("kvberth.")}
     assert ours <= set(PURE)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.stem)
+def test_there_is_one_clock(path):
+    """What one module notes another one compares: arrivals, visits, readings of load and breakers alike."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time"}
+    assert used <= {"monotonic"}
+    assert not any(isinstance(node, ast.ImportFrom) and node.module == "time" for node in nodes)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.stem)

@@ -186,11 +186,72 @@ def test_an_n_that_is_no_count_is_left_to_decode(n):
         ({"prompt": "x", "logprobs": 1}, None),
         ({"prompt": "x", "echo": True, "logprobs": 0}, "echo_logprobs"),
         ({"prompt": "x", "echo": False, "logprobs": 1}, None),
+        ({"prompt": "x", "truncate_prompt_tokens": 100}, None),
+        ({"prompt": "x", "truncate_prompt_tokens": None}, None),
+        ({"prompt": "x", "truncate_prompt_tokens": -1}, "truncation"),
+        ({"prompt": "x", "truncate_prompt_tokens": "-1"}, "truncation"),
     ],
 )
 def test_what_cannot_be_split(fields, obstacle):
     """A request that needs the prompt's own logits, or is several requests, goes to D alone, and the reason is told."""
     assert parse(fields).obstacle == obstacle
+
+
+def test_prefill_body_of_a_response():
+    """One token, nothing stored; what a template may read stays."""
+    kept = {"input": "hi", "instructions": "be brief", "text": {"format": {"type": "text"}}, "reasoning": {}}
+    dropped = {"include": [], "metadata": {"a": "b"}, "max_tool_calls": 2, "background": False, "top_logprobs": 1}
+    request = parse(kept | dropped | {"max_output_tokens": 50, "stream": True, "store": True}, Endpoint.RESPONSES)
+    assert json.loads(request.prefill_body(b"{}")) == kept | {
+        "max_output_tokens": 1,
+        "store": False,
+        "stream": False,
+        "kv_transfer_params": {},
+    }
+
+
+def test_prefill_body_of_a_message():
+    """One token; thinking and tools shape the prompt."""
+    kept = {"messages": [], "system": "s", "tools": [], "thinking": {"type": "enabled", "budget_tokens": 2000}}
+    request = parse(kept | {"max_tokens": 50, "stop_sequences": ["x"], "metadata": {}}, Endpoint.MESSAGES)
+    assert json.loads(request.prefill_body(b"{}")) == kept | {
+        "max_tokens": 1,
+        "stream": False,
+        "kv_transfer_params": {},
+    }
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.RESPONSES, Endpoint.MESSAGES])
+def test_fields_of_another_api_mean_nothing(endpoint):
+    """vLLM ignores them there, so they neither split a request's KV nor keep it whole."""
+    request = parse({"n": 3, "echo": True, "use_beam_search": True, "prompt_logprobs": 1}, endpoint)
+    assert (request.num_consumers, request.obstacle) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle"),
+    [
+        ({}, None),
+        ({"truncation": "disabled"}, None),
+        ({"truncation": None, "tools": None}, None),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "function", "name": "f"}, {"type": "custom"}, {"type": "namespace"}]}, None),
+        ({"tools": [{"type": "function"}, {"type": "web_search_preview"}]}, "builtin_tools"),
+        ({"tools": [{"type": "mcp"}]}, "builtin_tools"),
+        ({"tools": "f"}, "builtin_tools"),
+    ],
+)
+def test_what_cannot_be_split_of_responses(fields, obstacle):
+    """A prompt that is cut by `max_output_tokens`, or a tool after which vLLM asks its engine again."""
+    assert parse({"input": "x"} | fields, Endpoint.RESPONSES).obstacle == obstacle
+
+
+@pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"background": True}])
+def test_stored_responses_are_refused(field):
+    """They would be in one engine, and the next request may meet another one."""
+    with pytest.raises(RouterError) as caught:
+        parse({"input": "x"} | field, Endpoint.RESPONSES)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "stateless", next(iter(field)))
 
 
 def test_echo_in_chat_asks_for_prompt_logprobs():
@@ -285,3 +346,54 @@ def test_a_conversation_that_grows_keeps_its_prefixes():
 def test_a_short_prompt_has_no_prefix():
     """Nothing is to be gained."""
     assert parse({"prompt": "hi"}).prefixes == ()
+
+
+TEXT = "x" * 400
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        (Endpoint.RESPONSES, {"input": TEXT}),
+        (Endpoint.RESPONSES, {"input": [{"role": "user", "content": TEXT}]}),
+        (Endpoint.RESPONSES, {"instructions": TEXT}),
+        (Endpoint.RESPONSES, {"tools": [TEXT]}),
+        (Endpoint.MESSAGES, {"messages": [{"role": "user", "content": TEXT}]}),
+        (Endpoint.MESSAGES, {"system": [{"type": "text", "text": TEXT}]}),
+        (Endpoint.MESSAGES, {"tools": [TEXT]}),
+    ],
+)
+def test_every_part_of_a_prompt_counts(endpoint, fields):
+    """Whatever the API calls it."""
+    assert 100 <= estimate(fields | {"metadata": {"user_id": TEXT}}, endpoint) < 120
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_images_of_messages_and_responses_are_not_as_long_as_their_bytes(space):
+    """Messages has them in a field of their own. A short field of that name is what it is: text."""
+    encoded = "A" * 1_000_000
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
+    part = {"type": "input_image", "image_url": f"data:image/png;base64,{encoded}"}
+    for endpoint, field, image in ((Endpoint.MESSAGES, "messages", block), (Endpoint.RESPONSES, "input", part)):
+        value = json.dumps([{"role": "user", "content": [image, image]}], separators=(",", f":{space}")).encode()
+        assert 2000 <= estimated_prompt_tokens(endpoint, {field: msgspec.Raw(value)}) < 2100
+    call = {"type": "tool_use", "id": "t", "name": "send", "input": {"data": "A" * 40, "empty": {"data": ""}}}
+    assert estimate({"messages": [{"role": "assistant", "content": [call]}]}, Endpoint.MESSAGES) < 60
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "before", "after"),
+    [(Endpoint.RESPONSES, "instructions", "input"), (Endpoint.MESSAGES, "system", "messages")],
+)
+def test_prefixes_of_responses_and_messages(endpoint, before, after):
+    """What many prompts begin with is found, with short questions behind it, and so is a conversation that grows."""
+    shared = {before: "s" * 3000}
+    turns = [{"role": "user", "content": "x" * 9000}]
+    first = parse({after: turns, **shared}, endpoint).prefixes
+    grown = parse({**shared, after: [*turns, {"role": "assistant", "content": "y"}], "store": True}, endpoint).prefixes
+    question = parse({**shared, after: [{"role": "user", "content": "hi"}]}, endpoint).prefixes
+    assert (len(first), len(question)) == (3, 2)
+    assert grown == first
+    assert first[:2] == question
+    assert parse({before: "t" * 3000, after: turns}, endpoint).prefixes[0] != first[0]
+    assert parse({**shared, after: turns, "model": "other"}, endpoint).prefixes[0] != first[0]

@@ -8,7 +8,7 @@ import typer
 
 from kvberth.cli.config import use_config_file
 
-__all__ = ["Config", "ConnectorChoice", "DecodePolicy", "Json", "Mode", "PrefillPolicy"]
+__all__ = ["Binding", "Config", "ConnectorChoice", "DecodePolicy", "Json", "Mode", "PrefillPolicy"]
 
 
 class Mode(StrEnum):
@@ -32,6 +32,14 @@ class DecodePolicy(StrEnum):
     FREE_KV = "free-kv"
     LEAST_LOADED = "least-loaded"
     ROUND_ROBIN = "round-robin"
+
+
+class Binding(StrEnum):
+    """`kvberth.router.binding.Binding`, likewise."""
+
+    EARLY = "early"
+    JIT = "jit"
+    LATE = "late"
 
 
 class ConnectorChoice(StrEnum):

@@ -1,13 +1,14 @@
 """`kvberth router`: the router alone, in front of engines that run elsewhere."""
 
 import logging
+import ssl
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvberth.cli.errors import BadSettings, RunFailed
-from kvberth.cli.options import Config, DecodePolicy, Mode, PrefillPolicy
+from kvberth.cli.options import Binding, Config, DecodePolicy, Mode, PrefillPolicy
 
 __all__ = ["router"]
 
@@ -37,6 +38,10 @@ def router(
         ),
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Who moves the KV cache: prefill pushes, or decode pulls.")] = Mode.PUSH,
+    binding: Annotated[
+        Binding,
+        typer.Option(help="When the decode worker of a push is chosen: before, shortly before or after prefill."),
+    ] = Binding.EARLY,
     config: Config = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,
@@ -53,12 +58,41 @@ def router(
     affinity_seconds: Annotated[
         float, typer.Option(help="How much longer a queue may be where the prompt's beginning was seen before.")
     ] = 0.5,
-    max_in_flight: Annotated[int, typer.Option(help="Requests at once; more are answered with 429.")] = 2048,
+    client_stall_seconds: Annotated[
+        float, typer.Option(help="Longest wait for a client that neither reads its answer nor sends its request.")
+    ] = 60.0,
+    max_in_flight: Annotated[int, typer.Option(help="Requests at once; more wait, or are answered with 429.")] = 2048,
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait while max-in-flight is reached.")] = 0,
+    queue_timeout_seconds: Annotated[float, typer.Option(help="Longest such wait; then 429.")] = 30.0,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 32 * 1024 * 1024,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="KVBERTH_ROUTER_API_KEY",
+            help="A key that clients must have. Repeatable; several in the environment are separated by spaces.",
+        ),
+    ] = None,
+    engine_api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar="KVBERTH_ENGINE_API_KEY", help="The key that is sent to engines."),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Certificate to serve https with.")
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Its private key.")] = None,
+    engine_ca_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="What certificates of https engines must go back to."),
+    ] = None,
+    engine_insecure: Annotated[
+        bool, typer.Option("--engine-insecure", help="Do not check certificates of https engines.")
+    ] = False,
 ) -> None:
     """Serve one OpenAI-compatible address in front of prefill and decode workers."""
     from kvberth.router import Mode as RouterMode  # noqa: PLC0415
     from kvberth.router import RouterConfig, serve  # noqa: PLC0415
+    from kvberth.router.binding import Binding as RouterBinding  # noqa: PLC0415
     from kvberth.router.choice import DecodePolicy as RouterDecodePolicy  # noqa: PLC0415
     from kvberth.router.choice import PrefillPolicy as RouterPrefillPolicy  # noqa: PLC0415
     from kvberth.router.engines_file import EnginesFileError  # noqa: PLC0415
@@ -74,6 +108,7 @@ def router(
             host=host,
             port=port,
             mode=RouterMode(mode),
+            binding=RouterBinding(binding),
             connect_timeout_seconds=connect_timeout_seconds,
             first_token_timeout_seconds=first_token_timeout_seconds,
             total_timeout_seconds=total_timeout_seconds,
@@ -81,8 +116,17 @@ def router(
             prefill_policy=RouterPrefillPolicy(prefill_policy),
             decode_policy=RouterDecodePolicy(decode_policy),
             affinity_seconds=affinity_seconds,
+            client_stall_seconds=client_stall_seconds,
             max_in_flight=max_in_flight,
+            max_queue=max_queue,
+            queue_timeout_seconds=queue_timeout_seconds,
             max_body_bytes=max_body_bytes,
+            api_key=tuple(api_key or ()),
+            engine_api_key=engine_api_key,
+            ssl_certfile=_text(ssl_certfile),
+            ssl_keyfile=_text(ssl_keyfile),
+            engine_ca_file=_text(engine_ca_file),
+            engine_insecure=engine_insecure,
         )
     except ValueError as error:
         raise BadSettings(str(error)) from error
@@ -91,5 +135,11 @@ def router(
         serve(settings)
     except EnginesFileError as error:
         raise BadSettings(str(error)) from error
+    except ssl.SSLError as error:
+        raise BadSettings(f"a certificate or key cannot be used: {error}") from error
     except SystemExit as end:  # the server has logged why, and ends with a status of its own
         raise RunFailed(f"the router could not start on {host}:{port}; the log above says why") from end
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,9 +1,14 @@
-"""The admin API: engines are looked at, added, drained and removed while the router serves."""
+"""The admin API: engines are looked at, added, drained and removed while the router serves.
+
+It has a key of its own, so that clients' keys neither open it nor are needed for it, and it has no share in the limits
+of requests: when they are reached is when an operator needs it. It is left out of `/openapi.json`, because a tool that
+tries whatever is described there would take the engines away.
+"""
 
 import hmac
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, TypeVar
 
 import msgspec
@@ -17,7 +22,7 @@ from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.roster import RoleConflictError
 
-__all__ = ["admin_routes"]
+__all__ = ["ADMIN_PATHS", "admin_routes"]
 
 _MAX_BODY_BYTES = 64 * 1024
 _ROLES = {role.word: role for role in Role}
@@ -77,21 +82,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def admin_routes(get_service: Callable[[], Service]) -> list[Route]:
-    def route(path: str, method: str, handler: Handler) -> Route:
+    def route(path: str, handlers: Mapping[str, Handler]) -> Route:
         async def answer(request: Request) -> Response:
             service = get_service()
             _admit(request, service.config.admin_key)
-            return await handler(service, request)
+            return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
 
-        return Route(path, answer, methods=[method])
+        return Route(path, answer, methods=list(handlers))
 
-    return [
-        route("/kvberth/engines", "GET", _list),
-        route("/kvberth/engines", "POST", _add),
-        route("/kvberth/engines", "DELETE", _remove),
-        route("/kvberth/engines/drain", "POST", _drain),
-        route("/kvberth/engines/resume", "POST", _resume),
-    ]
+    return [route(path, handlers) for path, handlers in _HANDLERS.items()]
 
 
 async def _list(service: Service, _request: Request) -> Response:
@@ -207,3 +206,12 @@ def _describe(engine: Engine, now: float) -> _EngineStatus:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+# One route per path, so that a method that is not taken is answered with all that are.
+_HANDLERS: Mapping[str, Mapping[str, Handler]] = {
+    "/kvberth/engines": {"GET": _list, "POST": _add, "DELETE": _remove},
+    "/kvberth/engines/drain": {"POST": _drain},
+    "/kvberth/engines/resume": {"POST": _resume},
+}
+ADMIN_PATHS = frozenset(_HANDLERS)

@@ -1,7 +1,8 @@
 """An engine's answer on its way to the client: whole, or as a stream that has shown its first bytes.
 
 A stream is passed on byte for byte, but only up to the end of an event: where the engine dies in the middle of one,
-the client gets no half event, so that the error event behind it can be read.
+the client gets no half event, so that the error event behind it can be read. An event larger than all sense is not
+waited for.
 """
 
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ __all__ = ["Answer", "ByteSource", "Header", "Streamed", "Whole", "whole_events"
 
 Header = tuple[str, str]
 
+_LARGEST_EVENT_BYTES = 1024 * 1024
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
@@ -50,7 +52,8 @@ async def whole_events(stream: Streamed) -> AsyncGenerator[bytes]:
     chunk = stream.first
     while chunk:
         pending = pending + chunk if pending else chunk
-        if end := _end_of_events(pending):
+        end = len(pending) if len(pending) > _LARGEST_EVENT_BYTES else _end_of_events(pending)
+        if end:
             yield pending[:end]
             pending = pending[end:]
         chunk = await stream.rest.receive()

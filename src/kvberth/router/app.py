@@ -1,11 +1,12 @@
-"""The router as an application, and the server that runs it."""
+"""The router as an application."""
 
+import ssl
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import uvicorn
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -16,40 +17,45 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvberth.router.admin import admin_routes
+from kvberth.router.admission import Admission
 from kvberth.router.config import RouterConfig
 from kvberth.router.control import Control
 from kvberth.router.engines import Role, Source
 from kvberth.router.engines_file import NamedEngine, read_engines_file
-from kvberth.router.errors import RouterError, error_body
-from kvberth.router.exchange import Load, Service
+from kvberth.router.errors import RouterError
+from kvberth.router.exchange import Service
 from kvberth.router.fleet import Fleet
+from kvberth.router.forms import error_response
 from kvberth.router.headers import REQUEST_ID
+from kvberth.router.keys import ApiKeys
 from kvberth.router.legs import open_session
 from kvberth.router.metrics import Metrics
+from kvberth.router.openapi import description
 from kvberth.router.proxy import Proxy
+from kvberth.router.relay import MODEL, Relay, Relayed
 from kvberth.router.request import Endpoint
 from kvberth.router.roster import Roster, log_breaker, rereading
 from kvberth.router.status import status_routes
 from kvberth.router.watch import watching
 
-__all__ = ["create_app", "serve"]
-
-_SHUTDOWN_SECONDS = 10
+__all__ = ["create_app"]
 
 
 def create_app(config: RouterConfig) -> Starlette:
     """The router as an ASGI application. Its connections and its watch over the engines live with its lifespan.
 
-    Raises `EnginesFileError` if there is an engines file that cannot be used.
+    Raises `EnginesFileError` if there is an engines file that cannot be used, `ssl.SSLError` if the engines' authority
+    cannot.
     """
     in_file = read_engines_file(Path(config.engines_file)) if config.engines_file is not None else []
+    tls = _engine_tls(config)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        load = Load()
+        admission = Admission(config.max_in_flight, config.max_queue)
         async with (
             Control() as control,
-            open_session(config.connect_timeout_seconds) as session,
+            open_session(config.connect_timeout_seconds, api_key=config.engine_api_key, tls=tls) as session,
             watching(session, config.health_interval_seconds) as watch,
         ):
             fleet = Fleet(
@@ -63,8 +69,8 @@ def create_app(config: RouterConfig) -> Starlette:
             for each in _in_settings(config):
                 roster.add(each.url, each.role, Source.SETTINGS)
             roster.apply(in_file)
-            metrics = Metrics(fleet, lambda: load.in_flight)
-            app.state.service = Service(config, fleet, roster, metrics, session, control, load)
+            metrics = Metrics(fleet, lambda: admission.in_flight, lambda: admission.queued)
+            app.state.service = Service(config, fleet, roster, metrics, session, control, admission)
             with rereading(roster, Path(config.engines_file) if config.engines_file is not None else None):
                 yield
 
@@ -73,31 +79,44 @@ def create_app(config: RouterConfig) -> Starlette:
         return service
 
     app = Starlette(
-        routes=[
-            *(Route(endpoint, Proxy(endpoint, get_service), methods=["POST"]) for endpoint in Endpoint),
-            *status_routes(get_service),
-            *admin_routes(get_service),
-        ],
-        middleware=[Middleware(_RequestIds)],
+        routes=_routes(config, get_service),
+        middleware=[Middleware(_RequestIds), Middleware(ApiKeys, config.api_key)],
         exception_handlers={HTTPException: _http_error, RouterError: _router_error},
         lifespan=lifespan,
     )
+    # A redirect would name the host that the client's own header names.
+    app.router.redirect_slashes = False
     return app
 
 
-def serve(config: RouterConfig) -> None:
-    """Run the router until it is told to stop (SIGINT, SIGTERM). Blocks; requests in flight get a few seconds."""
-    uvicorn.run(
-        create_app(config),
-        host=config.host,
-        port=config.port,
-        loop="uvloop",
-        http="httptools",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
+def _routes(config: RouterConfig, get_service: Callable[[], Service]) -> list[Route]:
+    about = msgspec.json.encode(description(with_keys=bool(config.api_key)))
+
+    async def openapi(_request: Request) -> Response:
+        return Response(about, media_type="application/json")
+
+    relay = Relay(get_service)
+    return [
+        *(Route(endpoint, Proxy(endpoint, get_service), methods=["POST"]) for endpoint in Endpoint),
+        Route("/v1/responses/{id}", _no_stored_response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/cancel", _no_stored_response, methods=["POST"]),
+        *(Route(path, relay, methods=["POST"]) for path in Relayed),
+        *status_routes(get_service),
+        Route(MODEL, relay, methods=["GET"]),
+        Route("/openapi.json", openapi),
+        *admin_routes(get_service),
+    ]
+
+
+def _engine_tls(config: RouterConfig) -> ssl.SSLContext | bool:
+    if config.engine_ca_file is not None:
+        return ssl.create_default_context(cafile=config.engine_ca_file)
+    return not config.engine_insecure
+
+
+async def _no_stored_response(_request: Request) -> Response:
+    text = "Responses are not stored behind this router: each engine would know its own only."
+    raise RouterError(404, text, code="stateless")
 
 
 def _in_settings(config: RouterConfig) -> Iterable[NamedEngine]:
@@ -127,15 +146,30 @@ class _RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    body = error_body(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"))
-    return Response(body, error.status_code, headers=dict(error.headers or {}), media_type="application/json")
+    message, path = error.detail, request.scope["path"]
+    if error.status_code == 404:
+        message = f"There is no {path} here. There is: {', '.join(_paths(request))}."
+    elif error.status_code == 405:
+        message = f"{path} does not take {request.method}."
+    said = RouterError(error.status_code, message, code=error.detail.lower().replace(" ", "_"))
+    return _error_answer(request, said, dict(error.headers or {}))
 
 
-async def _router_error(_request: Request, error: Exception) -> Response:
+async def _router_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, RouterError):
         raise error
     headers = {"retry-after": str(error.retry_after_seconds)} if error.retry_after_seconds is not None else {}
-    return Response(error.body(), error.status, headers=headers, media_type="application/json")
+    return _error_answer(request, error, headers)
+
+
+def _error_answer(request: Request, error: RouterError, headers: dict[str, str]) -> Response:
+    body = error_response(request.scope["path"], error)
+    return Response(body, error.status, headers=headers, media_type="application/json")
+
+
+def _paths(request: Request) -> list[str]:
+    app: Starlette = request.app
+    return [route.path_format for route in app.routes if isinstance(route, Route)]

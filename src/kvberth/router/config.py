@@ -20,6 +20,15 @@ class Mode(StrEnum):
     PULL = "pull"
 
 
+_DURATIONS = (
+    "connect_timeout_seconds",
+    "first_token_timeout_seconds",
+    "health_interval_seconds",
+    "client_stall_seconds",
+    "queue_timeout_seconds",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """Settings of one router.
@@ -35,6 +44,12 @@ class RouterConfig:
     `first_token_timeout_seconds` bounds a leg's wait for its first byte where that byte is a token: the prefill leg
     always, the decode leg of a streamed request. An engine answers an unstreamed request only when its last token is
     made, so there only `total_timeout_seconds` applies.
+
+    `max_queue` is 0 because engines queue already: what is in flight waits there, behind no more than `max_in_flight`
+    others. Whoever lowers that bound, to keep the engines' queues short, gives bursts a place to wait with `max_queue`.
+
+    `api_key` are the keys of clients; with any, or with `engine_api_key`, the engines never see a client's key. They do
+    not open the admin API, and `admin_key` opens nothing else.
 
     Raises `ValueError` with one line that names the setting.
     """
@@ -55,8 +70,17 @@ class RouterConfig:
     prefill_policy: PrefillPolicy = PrefillPolicy.QUEUE
     decode_policy: DecodePolicy = DecodePolicy.FREE_KV
     affinity_seconds: float = 0.5
+    client_stall_seconds: float = 60.0
     max_in_flight: int = 2048
+    max_queue: int = 0
+    queue_timeout_seconds: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    engine_api_key: str | None = field(default=None, repr=False)
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    engine_ca_file: str | None = None
+    engine_insecure: bool = False
 
     def __post_init__(self) -> None:
         for name in ("engines", "prefill", "decode"):
@@ -70,11 +94,9 @@ class RouterConfig:
         urls = self.engines + self.prefill + self.decode
         if repeated := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"engines, prefill, decode: {repeated[0]} is named more than once")
-        if self.admin_key is not None and not self.admin_key.strip():
-            raise ValueError("admin_key: must not be empty")
         if not self.affinity_seconds >= 0:
             raise ValueError(f"affinity_seconds: must be 0 or above, got {self.affinity_seconds}")
-        for name in ("connect_timeout_seconds", "first_token_timeout_seconds", "health_interval_seconds"):
+        for name in _DURATIONS:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
         if self.total_timeout_seconds is not None and self.total_timeout_seconds <= 0:
@@ -82,6 +104,25 @@ class RouterConfig:
         for name in ("max_in_flight", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.max_queue < 0:
+            raise ValueError(f"max_queue: must be 0 or more, got {self.max_queue}")
+        self._check_keys()
+        if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile, ssl_keyfile: one needs the other")
+        if self.engine_insecure and self.engine_ca_file is not None:
+            raise ValueError("engine_ca_file, engine_insecure: only one of them makes sense")
+
+    @property
+    def passes_credentials(self) -> bool:
+        """Whether engines get the keys that clients send."""
+        return not self.api_key and self.engine_api_key is None
+
+    def _check_keys(self) -> None:
+        for key in (*self.api_key, self.engine_api_key, self.admin_key):
+            if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+                raise ValueError("api_key, engine_api_key, admin_key: a key is printable ASCII without spaces")
+        if self.admin_key in self.api_key:
+            raise ValueError("admin_key: must not be one of api_key, or every client could take the engines away")
 
 
 def _engine_url(setting: str, url: str) -> str:

@@ -1,6 +1,7 @@
 """Errors as an OpenAI client expects them: `{"error": {"message", "type", "param", "code"}}`.
 
-What an engine itself says to a client's mistake passes through untouched; these are the router's own words.
+What an engine itself says to a client's mistake passes through untouched; these are the router's own words. For
+clients of other APIs `forms.py` puts them in other words.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Failure", "FailureKind", "Leg", "RouterError", "as_openai_error", "error_body"]
+__all__ = ["Failure", "FailureKind", "Leg", "RouterError"]
 
 Leg = Literal["prefill", "decode"]
 
@@ -67,34 +68,17 @@ class RouterError(Exception):
         self.param = param
         self.retry_after_seconds = retry_after_seconds
 
+    def fields(self) -> bytes:
+        """The error object alone, as JSON; its type follows from the status."""
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status < 500:
+            kind = "invalid_request_error"
+        else:
+            kind = "server_error"
+        said = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode(said)
+
     def body(self) -> bytes:
         """The JSON to send."""
-        return error_body(self.status, self.message, code=self.code, param=self.param)
-
-
-def error_body(status: int, message: str, *, code: str, param: str | None = None) -> bytes:
-    """An OpenAI-style error object; its type follows from the status."""
-    if status == 429:
-        kind = "rate_limit_error"
-    elif status < 500:
-        kind = "invalid_request_error"
-    else:
-        kind = "server_error"
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
-
-
-def as_openai_error(status: int, body: bytes, *, leg: Leg) -> bytes:
-    """What an engine said with a 5xx, if it said it in OpenAI's form; otherwise an error that says that it failed."""
-    try:
-        msgspec.json.decode(body, type=_OpenAIError)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return error_body(status, f"The {leg} leg's engine answered {status}.", code=f"{leg}_failed")
-    return body
-
-
-class _ErrorText(msgspec.Struct):
-    message: str
-
-
-class _OpenAIError(msgspec.Struct):
-    error: _ErrorText
+        return msgspec.json.encode({"error": msgspec.Raw(self.fields())})

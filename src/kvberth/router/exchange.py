@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from kvberth.router.admission import Admission
 from kvberth.router.answer import Answer, Header, Streamed
 from kvberth.router.binding import Binding
 from kvberth.router.breaker import Outcome
@@ -42,16 +43,9 @@ from kvberth.router.moment import Moment
 from kvberth.router.request import ClientRequest
 from kvberth.router.roster import Roster
 
-__all__ = ["Exchange", "Load", "Service"]
+__all__ = ["Exchange", "Service"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Load:
-    """How many requests the router works on at the moment."""
-
-    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class Service:
     metrics: Metrics
     session: aiohttp.ClientSession
     control: Control
-    load: Load
+    admission: Admission
 
 
 class Exchange:
@@ -88,7 +82,10 @@ class Exchange:
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
         self._decode_visit: Visit | None = None
+        self._decode_clock = asyncio.timeout(None)
         self._kv_source: Engine | None = None
+        self._prefill_began: float | None = None
+        self._prefill_seconds = 0.0
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
         self._moment: Moment | None = None
@@ -120,10 +117,16 @@ class Exchange:
                     case Deliver(answer):
                         self._delivered = answer
                         self._take_kv_from(None)  # with D's first bytes all of it has arrived
+                        self._stop_prefill_clock()
                         return answer
                     case Refuse(error):
                         raise error
             actions = self.life.handle(await self._next_event())
+
+    def prefill_seconds(self) -> float:
+        """For how long prefill legs have held the answer up, one that still runs included."""
+        running = 0.0 if self._prefill_began is None else time.monotonic() - self._prefill_began
+        return self._prefill_seconds + running
 
     async def close(self) -> None:
         """Abort whatever is still on its way, and let P know that nobody will come for its blocks."""
@@ -157,12 +160,17 @@ class Exchange:
         self._end_wait()
         event = self._prefill.result()
         self._prefill = None
+        seconds = self._first_token_seconds()
+        if self._decode is not None and not self._decode.done() and seconds is not None:
+            # Until now D could only wait for P, whose own clock ran.
+            self._decode_clock.reschedule(asyncio.get_running_loop().time() + seconds)
         return event
 
     def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
         # Counted here and not in the task, so that a choice in the same instant sees it.
         fleet = self._service.fleet
         visit = fleet.enter(engine, self._facts, time.monotonic())
+        self._prefill_began = visit.started_at
         observe = self._service.metrics.prefill_leg.labels(self.life.path).observe
 
         def finish(leg: asyncio.Task[Any]) -> None:
@@ -171,6 +179,7 @@ class Exchange:
                 fleet.prefilled(visit, now)
             fleet.report(visit, _outcome(leg), now)
             fleet.leave(visit)
+            self._stop_prefill_clock()
             if not leg.cancelled():
                 observe(now - visit.started_at)
 
@@ -203,7 +212,7 @@ class Exchange:
         visit = self._decode_visit = fleet.enter(engine, self._facts, time.monotonic())
         if self._moment is not None:
             self._moment.sent()
-        config = self._service.config
+        self._decode_clock = asyncio.timeout(self._first_token_seconds() if self._prefill is None else None)
         self._decode = asyncio.create_task(
             run_decode_leg(
                 self._service.session,
@@ -211,7 +220,7 @@ class Exchange:
                 self._request.endpoint,
                 headers=self._headers,
                 body=self._request.decode_body(transfer_params),
-                first_token_timeout_seconds=config.first_token_timeout_seconds if self._request.is_streamed else None,
+                clock=self._decode_clock,
             )
         )
         self._decode.add_done_callback(lambda leg: fleet.report(visit, _outcome(leg), time.monotonic()))
@@ -222,6 +231,13 @@ class Exchange:
         self._kv_source = engine
         if engine is not None:
             self._service.fleet.begin_transfer(engine)
+
+    def _first_token_seconds(self) -> float | None:
+        return self._service.config.first_token_timeout_seconds if self._request.is_streamed else None
+
+    def _stop_prefill_clock(self) -> None:
+        self._prefill_seconds = self.prefill_seconds()
+        self._prefill_began = None
 
     def _abandon_transfer(self) -> None:
         """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""

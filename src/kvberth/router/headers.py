@@ -4,11 +4,22 @@ from collections.abc import Iterable
 
 from kvberth.router.answer import Header
 
-__all__ = ["BINDING", "JSON", "MODE", "PATH", "REASON", "REQUEST_ID", "request_headers", "response_headers"]
+__all__ = [
+    "BINDING",
+    "JSON",
+    "MODE",
+    "PATH",
+    "REASON",
+    "REQUEST_ID",
+    "TIMEOUT",
+    "request_headers",
+    "response_headers",
+]
 
 REQUEST_ID = "x-request-id"
 MODE = "x-kvberth-mode"
 BINDING = "x-kvberth-binding"
+TIMEOUT = "x-kvberth-timeout-seconds"
 PATH = "x-kvberth-path"
 REASON = "x-kvberth-reason"
 JSON: Header = ("content-type", "application/json")
@@ -22,17 +33,18 @@ _HOP_BY_HOP = frozenset(
 )
 # Set anew for each leg: the bodies are ours, and answers are asked for unpacked because they are looked into.
 _OURS_IN_REQUESTS = frozenset(
-    {"host", "content-length", "content-encoding", "accept-encoding", "expect", REQUEST_ID, MODE, BINDING}
+    {"host", "content-length", "content-encoding", "accept-encoding", "expect", REQUEST_ID, MODE, BINDING, TIMEOUT}
 )
+_CREDENTIALS = frozenset({"authorization", "x-api-key"})
 # The client library unpacks, the server dates and counts.
 _OURS_IN_RESPONSES = frozenset(
     {"content-length", "content-encoding", "date", "server", REQUEST_ID, PATH, REASON, BINDING}
 )
 
 
-def request_headers(client: Iterable[Header], request_id: str) -> list[Header]:
-    """The headers for an engine: the client's (authorization and tracing among them) and ours."""
-    kept = _without(client, _OURS_IN_REQUESTS)
+def request_headers(client: Iterable[Header], request_id: str, *, with_credentials: bool = True) -> list[Header]:
+    """The headers for an engine: the client's (tracing among them, its key only `with_credentials`) and ours."""
+    kept = _without(client, _OURS_IN_REQUESTS if with_credentials else _OURS_IN_REQUESTS | _CREDENTIALS)
     return [*kept, (REQUEST_ID, request_id), ("accept-encoding", "identity")]
 
 

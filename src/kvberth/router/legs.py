@@ -6,6 +6,7 @@ what the transfer held. Cancelling the task that runs one of these functions doe
 
 import asyncio
 import logging
+import ssl
 from io import BytesIO
 from typing import Any
 
@@ -13,7 +14,8 @@ import aiohttp
 
 from kvberth.router.answer import Header, Streamed, Whole
 from kvberth.router.engines import Engine
-from kvberth.router.errors import Failure, FailureKind, Leg, as_openai_error
+from kvberth.router.errors import Failure, FailureKind, Leg
+from kvberth.router.forms import readable_error
 from kvberth.router.headers import JSON, response_headers
 from kvberth.router.life import (
     DecodeAnswered,
@@ -54,11 +56,18 @@ class _ResponseBytes:
         self._response.close()
 
 
-def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
-    """The connection pool for all legs. Its size is unbounded: `max_in_flight` bounds what comes in."""
+def open_session(
+    connect_timeout_seconds: float, *, api_key: str | None = None, tls: ssl.SSLContext | bool = True
+) -> aiohttp.ClientSession:
+    """The connection pool for all that engines are asked. Its size is unbounded: `max_in_flight` bounds what comes in.
+
+    `api_key` goes with every request. `tls` is what certificates of https engines are checked against; False: nothing.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=tls),
+        # `connect` and not `sock_connect`: the name's resolution counts too.
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_seconds),
+        headers={"authorization": f"Bearer {api_key}"} if api_key is not None else None,
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
     )
@@ -96,16 +105,17 @@ async def run_decode_leg(
     *,
     headers: list[Header],
     body: bytes,
-    first_token_timeout_seconds: float | None,
+    clock: asyncio.Timeout,
 ) -> DecodeAnswered | DecodeFailed:
     """D's leg up to its first bytes (a stream) or to its end (everything else).
 
     vLLM sends the head of a stream before it has scheduled the request, so the head proves nothing: until the first
-    bytes of the body the answer may still come from somewhere else. The caller owns the stream and closes it.
+    bytes of the body the answer may still come from somewhere else. The caller owns the stream and closes it, and sets
+    the `clock` for those first bytes.
     """
     response: aiohttp.ClientResponse | None = None
     try:
-        async with asyncio.timeout(first_token_timeout_seconds):
+        async with clock:
             response = await session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False)
             is_stream = response.status == 200 and response.content_type == "text/event-stream"
             content = await (response.content.readany() if is_stream else response.read())
@@ -123,7 +133,7 @@ async def run_decode_leg(
     kept = response_headers(response.headers.items())
     if response.status >= 500:
         headers_without_type = tuple(header for header in kept if header[0] != "content-type")
-        said = as_openai_error(response.status, content, leg="decode")
+        said = readable_error(path, response.status, content, leg="decode")
         return DecodeAnswered(Whole(response.status, (*headers_without_type, JSON), said))
     if is_stream:
         return DecodeAnswered(Streamed(response.status, kept, content, _ResponseBytes(engine, response)))

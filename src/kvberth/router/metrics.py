@@ -22,7 +22,7 @@ class Metrics:
     The engines' own figures are taken when the page is read: those of a removed engine are not on it any more.
     """
 
-    def __init__(self, fleet: Fleet, in_flight: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, in_flight: Callable[[], float], queued: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "kvberth_router_requests",
@@ -47,6 +47,18 @@ class Metrics:
         Gauge(
             "kvberth_router_requests_in_flight", "Requests that the router works on", registry=self.registry
         ).set_function(in_flight)
+        Gauge("kvberth_router_queued", "Requests that wait for their turn", registry=self.registry).set_function(queued)
+        self.queue_wait = Histogram(
+            "kvberth_router_queue_wait_seconds",
+            "From a request's arrival to its turn; 0 for one that did not have to wait",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.client_stalls = Counter(
+            "kvberth_router_client_stalls",
+            "Requests that were ended because their client did not read the answer",
+            registry=self.registry,
+        )
         self.retries = Counter(
             "kvberth_router_retries",
             "Failures of a leg that were hidden from the client",

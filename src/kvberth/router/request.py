@@ -3,11 +3,13 @@
 The body is read one level deep and once. D gets the client's own bytes with one field put in front; P gets the fields
 that can shape the prompt, each as the client wrote it.
 
-The lists below follow vLLM's `CompletionRequest` and `ChatCompletionRequest` (0.32 and 0.33). A field that they do not
-name stays in P's body: a field that is sent needlessly costs nothing, one that is left out needlessly can give P
-another prompt than D, and with it a KV cache that belongs to other tokens.
+The lists below follow vLLM's `CompletionRequest`, `ChatCompletionRequest`, `ResponsesRequest` and
+`AnthropicMessagesRequest` (0.32 and 0.33), all of which take `kv_transfer_params`. A field that they do not name stays
+in P's body: a field that is sent needlessly costs nothing, one that is left out needlessly can give P another prompt
+than D, and with it a KV cache that belongs to other tokens.
 """
 
+import re
 from enum import StrEnum
 
 import msgspec
@@ -32,6 +34,8 @@ class Endpoint(StrEnum):
 
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
 
 
 # Not for P, whose single token is thrown away. Kept on purpose, because a renderer may write it into the prompt:
@@ -59,15 +63,35 @@ _NOT_FOR_ANY_PREFILL = frozenset(
         *("skip_special_tokens", "spaces_between_special_tokens"),
     }
 )
-# Some chat templates (Kimi, Cohere) write `response_format` into the prompt. A completion's prompt is what it is.
 _NOT_FOR_PREFILL = {
-    Endpoint.CHAT: _NOT_FOR_ANY_PREFILL,
+    # Some chat templates (Kimi, Cohere) write `response_format` into the prompt. A completion's prompt is what it is.
     Endpoint.COMPLETIONS: _NOT_FOR_ANY_PREFILL | {"response_format"},
+    Endpoint.CHAT: _NOT_FOR_ANY_PREFILL,
+    Endpoint.RESPONSES: _NOT_FOR_ANY_PREFILL
+    | {"background", "include", "max_tool_calls", "metadata", "enable_response_messages"},
+    Endpoint.MESSAGES: _NOT_FOR_ANY_PREFILL | {"metadata", "stop_sequences"},
 }
+# What makes P's answer one token, which nobody keeps.
+_FOR_PREFILL: dict[Endpoint, dict[str, object]] = {
+    Endpoint.COMPLETIONS: {"max_tokens": 1},
+    Endpoint.CHAT: {"max_tokens": 1, "max_completion_tokens": 1},
+    Endpoint.RESPONSES: {"max_output_tokens": 1, "store": False},
+    Endpoint.MESSAGES: {"max_tokens": 1},
+}
+# Tools that the client runs. All others vLLM runs itself, between several requests to its engine.
+_CLIENTS_TOOLS = frozenset({"function", "custom", "namespace"})
 _ABSENT_VALUES = (b"null", b"false")
+# What the prompt is made of, in the order in which renderers write it.
+_PROMPT_FIELDS = {
+    Endpoint.COMPLETIONS: ("prompt",),
+    Endpoint.CHAT: ("messages",),
+    Endpoint.RESPONSES: ("instructions", "input"),
+    Endpoint.MESSAGES: ("system", "messages"),
+}
 _BYTES_PER_TOKEN = 4  # of English text; of others less, but not by an order of magnitude
-# An image in its own bytes: vLLM makes some hundreds to a few thousand tokens of it, whatever its length.
-_DATA_URL = b'"data:'
+# An image in its own bytes, as a URL or (Messages) as a field: vLLM makes some hundreds to a few thousand tokens of it,
+# whatever its length.
+_IMAGE_BEGINS = re.compile(rb'"data(?::|"\s*:\s*")')
 _TOKENS_PER_IMAGE = 1000
 # What renderers write before the conversation, and what else keeps one KV cache apart from another.
 _PREFIX_SEED = ("model", "cache_salt", "tools")
@@ -95,12 +119,20 @@ class ClientRequest:
     def __init__(self, endpoint: Endpoint, body: bytes, fields: dict[str, msgspec.Raw]) -> None:
         self.endpoint = endpoint
         self.is_streamed = _is_set(fields, "stream")
-        self.num_consumers, self.obstacle = _consumers(fields)
-        self.obstacle = self.obstacle or _obstacle(endpoint, fields)
         self.estimated_prompt_tokens = estimated_prompt_tokens(endpoint, fields)
         self.prefixes = prefix_digests(
             (bytes(fields.get(name, b"")) for name in _PREFIX_SEED), _prompt(endpoint, fields)
         )
+        self.num_consumers = 1
+        self.obstacle: str | None
+        match endpoint:
+            case Endpoint.COMPLETIONS | Endpoint.CHAT:
+                self.num_consumers, self.obstacle = _consumers(fields)
+                self.obstacle = self.obstacle or _obstacle(endpoint, fields)
+            case Endpoint.RESPONSES:
+                self.obstacle = _responses_obstacle(fields)
+            case Endpoint.MESSAGES:
+                self.obstacle = None
         self._body = body
         self._fields = fields
 
@@ -108,9 +140,7 @@ class ClientRequest:
         """P's body: the fields that shape the prompt, one token, no stream."""
         dropped = _NOT_FOR_PREFILL[self.endpoint]
         kept: dict[str, object] = {name: value for name, value in self._fields.items() if name not in dropped}
-        kept["max_tokens"] = 1
-        if self.endpoint is Endpoint.CHAT:
-            kept["max_completion_tokens"] = 1
+        kept |= _FOR_PREFILL[self.endpoint]
         kept["stream"] = False
         kept[_TRANSFER_FIELD] = msgspec.Raw(transfer_params)
         return msgspec.json.encode(kept)
@@ -137,6 +167,8 @@ def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
         raise RouterError(
             400, f"{_TRANSFER_FIELD} is set by the router; leave it out.", code="reserved_field", param=_TRANSFER_FIELD
         )
+    if endpoint is Endpoint.RESPONSES:
+        _refuse_state(fields)
     return ClientRequest(endpoint, body, fields)
 
 
@@ -147,9 +179,10 @@ def estimated_prompt_tokens(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) 
         if b'"' not in prompt and prompt.startswith(b"["):
             return _number_of_ids(prompt)
         return _tokens_of(len(prompt))
-    image_bytes = _data_urls(prompt)
-    text_bytes = len(prompt) - sum(image_bytes) + len(fields.get("tools", b""))
-    return _tokens_of(text_bytes) + len(image_bytes) * _TOKENS_PER_IMAGE
+    images = _image_bytes(prompt)
+    text_bytes = len(prompt) - sum(images) + len(fields.get("tools", b""))
+    # A field that is called `data` need not be an image, but is then hardly as long as one.
+    return _tokens_of(text_bytes) + sum(min(_TOKENS_PER_IMAGE, _tokens_of(image)) for image in images)
 
 
 def take_transfer_params(prefill_answer: bytes) -> bytes | None:
@@ -173,6 +206,16 @@ def without_transfer_params(answer: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def _refuse_state(fields: dict[str, msgspec.Raw]) -> None:
+    """A response that is stored is stored in one engine, and the next request may meet another one."""
+    if bytes(fields.get("previous_response_id", b"null")) != b"null":
+        text = "Responses are not stored behind this router: send the conversation as `input`."
+        raise RouterError(400, text, code="stateless", param="previous_response_id")
+    if _is_set(fields, "background"):
+        text = "Responses are not stored behind this router, so none can be made in the background."
+        raise RouterError(400, text, code="stateless", param="background")
+
+
 def _is_set(fields: dict[str, msgspec.Raw], name: str) -> bool:
     # vLLM reads "true", 1 and "yes" as true as well. What is neither absent nor false counts as set: the price of
     # being wrong is a request that is served undivided.
@@ -181,21 +224,21 @@ def _is_set(fields: dict[str, msgspec.Raw], name: str) -> bool:
 
 
 def _prompt(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> bytes:
-    return bytes(fields.get("prompt" if endpoint is Endpoint.COMPLETIONS else "messages", b""))
+    return b"".join(bytes(fields.get(name, b"")) for name in _PROMPT_FIELDS[endpoint])
 
 
 def _tokens_of(text_bytes: int) -> int:
     return -(-text_bytes // _BYTES_PER_TOKEN)
 
 
-def _data_urls(prompt: bytes) -> list[int]:
+def _image_bytes(prompt: bytes) -> list[int]:
     """The lengths of the images that a conversation holds in their own bytes."""
     lengths = []
-    start = prompt.find(_DATA_URL)
-    while start >= 0:
-        end = prompt.find(b'"', start + 1)
-        lengths.append(end - start)
-        start = prompt.find(_DATA_URL, end)
+    begin = _IMAGE_BEGINS.search(prompt)
+    while begin is not None:
+        end = prompt.find(b'"', begin.end())
+        lengths.append(end - begin.end())
+        begin = _IMAGE_BEGINS.search(prompt, end)
     return lengths
 
 
@@ -217,6 +260,9 @@ def _consumers(fields: dict[str, msgspec.Raw]) -> tuple[int, str | None]:
 def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
     if bytes(fields.get("prompt_logprobs", b"null")) != b"null":
         return "prompt_logprobs"
+    if not _is_count_or_none(fields.get("truncate_prompt_tokens")):
+        # -1 cuts the prompt to what `max_tokens` leaves of the context, and P's `max_tokens` is another one.
+        return "truncation"
     if _is_set(fields, "use_beam_search"):
         return "beam_search"
     # In chat vLLM takes the number of prompt logprobs from `top_logprobs`, which is 0 and not none by default.
@@ -227,6 +273,25 @@ def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
         if prompts > 1:
             return "several_prompts"
     return None
+
+
+def _responses_obstacle(fields: dict[str, msgspec.Raw]) -> str | None:
+    if bytes(fields.get("truncation", b"null")) not in (b"null", b'"disabled"'):
+        return "truncation"
+    try:
+        tools = msgspec.json.decode(fields.get("tools", b"null"), type=list[_Tool] | None)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "builtin_tools"
+    return None if all(tool.type in _CLIENTS_TOOLS for tool in tools or ()) else "builtin_tools"
+
+
+class _Tool(msgspec.Struct):
+    type: str
+
+
+def _is_count_or_none(value: msgspec.Raw | None) -> bool:
+    text = b"null" if value is None else bytes(value)
+    return text == b"null" or text.isdigit()
 
 
 def _number_of_prompts(value: msgspec.Raw | None) -> int:

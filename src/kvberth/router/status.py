@@ -66,7 +66,11 @@ def status_routes(get_service: Callable[[], Service]) -> list[Route]:
         engine = next((engine for engine in known if engine.is_ready), None)
         if engine is None:
             raise RouterError(503, "No engine is ready to say what it serves.", code="no_engine", retry_after_seconds=1)
-        headers = request_headers(request.headers.items(), request.scope[REQUEST_ID])
+        headers = request_headers(
+            request.headers.items(),
+            request.scope[REQUEST_ID],
+            with_credentials=service.config.passes_credentials,
+        )
         try:
             async with (
                 asyncio.timeout(_MODELS_PATIENCE_SECONDS),

@@ -1,0 +1,194 @@
+"""One request at one endpoint: lets it in, reads it, has it answered, and ends it when its client goes away.
+
+Plain ASGI, because a request must hear of its client's going while it waits for engines and while it streams.
+"""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from kvberth.router.answer import Header
+from kvberth.router.deadline import allowed_seconds, queue_timeout
+from kvberth.router.errors import RouterError
+from kvberth.router.exchange import Service
+from kvberth.router.headers import REQUEST_ID, TIMEOUT
+from kvberth.router.reply import Reply, StallWatch
+
+__all__ = ["ABORT_EXTENSION", "Call"]
+
+logger = logging.getLogger(__name__)
+
+# What our server adds to a request's scope: a function that cuts the client's connection, with what is unsent.
+ABORT_EXTENSION = "kvberth.abort"
+_CLIENT_WENT_AWAY = 499  # nginx's code, for the metric only: nobody is there to read it
+
+
+class _ClientStalledError(Exception):
+    """The client is there, but has read nothing for too long."""
+
+
+class Call(ABC):
+    """One request; `answer` is what the endpoint does with it once it is in."""
+
+    def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
+        self.path = path
+        self.service = service
+        self.headers = Headers(scope=scope)
+        self.request_id: str = scope[REQUEST_ID]
+        self.reply = Reply(send, path)
+        self.arrived = time.monotonic()
+        self.queue_seconds = 0.0
+        self.allowed_seconds: float | None = None
+        self._scope = scope
+        self._is_abandoned = False
+
+    @property
+    def kv_path(self) -> str:
+        """How the prompt's KV came to D, for the metric."""
+        return "none"
+
+    def own_headers(self) -> list[Header]:
+        """What the router itself says in the head of the answer."""
+        return []
+
+    @abstractmethod
+    async def answer(self, body: bytes) -> None:
+        """Send the answer; cancelled when the client goes away. Raises `RouterError` for an error of the router's."""
+
+    async def run(self, receive: Receive) -> None:
+        """The whole request, with the outermost catch of its errors."""
+        try:
+            await self._run_admitted(receive)
+        except RouterError as error:
+            await self._send_error(error, receive)
+        except _ClientStalledError:
+            await self._drop_client(receive)
+        except Exception:
+            logger.exception("request %s ended in an unexpected error", self.request_id)
+            await self._send_error(
+                RouterError(500, "The router failed on this request.", code="router_failed"), receive
+            )
+        finally:
+            self.count()
+
+    def count(self) -> None:
+        """Add this request to the metrics, once, when it is over."""
+        metrics = self.service.metrics
+        code = _CLIENT_WENT_AWAY if self._is_abandoned else self.reply.status or 500
+        metrics.requests.labels(self.kv_path, str(code)).inc()
+        if self._is_abandoned:
+            metrics.client_disconnects.inc()
+
+    def seconds_left(self) -> float | None:
+        """Until the request's deadline; None without one."""
+        return None if self.allowed_seconds is None else self.arrived + self.allowed_seconds - time.monotonic()
+
+    async def _run_admitted(self, receive: Receive) -> None:
+        admission = self.service.admission
+        self.allowed_seconds = allowed_seconds(self.headers.get(TIMEOUT), self.service.config.total_timeout_seconds)
+        turn = asyncio.Event()
+        place = admission.arrive(time.monotonic(), turn.set)
+        if place is None:
+            raise self._too_many("The router is at its limit of requests in flight, and nobody else can wait.")
+        try:
+            body = await self._read_body(receive)
+            if body is None:
+                self._is_abandoned = True
+                return
+            await self._unless_client_goes(self._wait_and_answer(body, None if place.is_admitted else turn), receive)
+        finally:
+            admission.leave(place, time.monotonic())
+
+    async def _wait_and_answer(self, body: bytes, turn: asyncio.Event | None) -> None:
+        if turn is not None:
+            await self._wait_for(turn)
+            self.queue_seconds = time.monotonic() - self.arrived
+        self.service.metrics.queue_wait.observe(self.queue_seconds)
+        await self.answer(body)
+
+    async def _wait_for(self, turn: asyncio.Event) -> None:
+        patience = self.service.config.queue_timeout_seconds
+        left = self.seconds_left()
+        try:
+            async with asyncio.timeout(patience if left is None else min(patience, left)):
+                await turn.wait()
+        except TimeoutError as error:
+            if self.allowed_seconds is not None and left is not None and left <= patience:
+                raise queue_timeout(self.allowed_seconds) from error
+            raise self._too_many(f"The request has waited for its turn for {patience:g} s.") from error
+
+    def _too_many(self, message: str) -> RouterError:
+        seconds = self.service.admission.retry_after_seconds(time.monotonic())
+        return RouterError(429, message, code="too_many_requests", retry_after_seconds=seconds)
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """The request's body, or None if its client went away. Raises `RouterError` where it is not accepted."""
+        config = self.service.config
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise RouterError(415, "Compressed request bodies are not accepted.", code="unsupported_encoding")
+        chunks = []
+        length = 0
+        has_more = True
+        while has_more:
+            left = self.seconds_left()
+            patience = config.client_stall_seconds if left is None else min(config.client_stall_seconds, left)
+            try:
+                async with asyncio.timeout(patience):
+                    message = await receive()
+            except TimeoutError as error:
+                raise RouterError(408, "The request body did not come in time.", code="body_timeout") from error
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            length += len(chunk)
+            if length > config.max_body_bytes:
+                text = f"The request body is larger than {config.max_body_bytes} bytes."
+                raise RouterError(413, text, code="body_too_large")
+            chunks.append(chunk)
+            has_more = message.get("more_body", False)
+        return b"".join(chunks)
+
+    async def _unless_client_goes(self, work: Coroutine[Any, Any, None], receive: Receive) -> None:
+        working = asyncio.create_task(work)
+        going = asyncio.create_task(_client_goes(receive))
+        watch = StallWatch(self.reply, self.service.config.client_stall_seconds)
+        try:
+            await asyncio.wait({working, going, watch.stalled}, return_when=asyncio.FIRST_COMPLETED)
+            self._is_abandoned = not working.done()
+        finally:
+            watch.close()
+            going.cancel()
+            working.cancel()
+            await asyncio.wait({working, going})
+        if self._is_abandoned and watch.stalled.done():
+            raise _ClientStalledError
+        if not working.cancelled():
+            working.result()
+
+    async def _send_error(self, error: RouterError, receive: Receive) -> None:
+        try:
+            async with asyncio.timeout(self.service.config.client_stall_seconds):
+                await self.reply.send_error(error, self.own_headers())
+        except TimeoutError:
+            await self._drop_client(receive)
+
+    async def _drop_client(self, receive: Receive) -> None:
+        """Cut the connection of a client that does not read: to close it in order would wait for that."""
+        self._is_abandoned = True
+        self.service.metrics.client_stalls.inc()
+        logger.warning("request %s: its client has read nothing for too long", self.request_id)
+        extension = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
+        if extension is not None:
+            extension["abort"]()
+            await _client_goes(receive)
+
+
+async def _client_goes(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

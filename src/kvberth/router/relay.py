@@ -1,0 +1,125 @@
+"""The endpoints that any one engine can serve alone: its answer passes through, its own 404 included.
+
+A relayed request is in flight at its engine like every leg. To the engine's breaker it counts only where it brings no
+answer: that an engine tokenizes does not prove that it generates, nor does a model that cannot embed speak against it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from io import BytesIO
+from urllib.parse import quote
+
+import aiohttp
+from starlette.types import Receive, Scope, Send
+
+from kvberth.router.answer import Whole
+from kvberth.router.breaker import Outcome
+from kvberth.router.call import Call
+from kvberth.router.choice import RequestFacts
+from kvberth.router.engines import Engine
+from kvberth.router.errors import RouterError
+from kvberth.router.exchange import Service
+from kvberth.router.headers import request_headers, response_headers
+
+__all__ = ["MODEL", "Relay", "Relayed"]
+
+_TRIES = 2
+# Nothing is known of the prompt, and most of these need no KV cache for it.
+_FACTS = RequestFacts()
+
+
+class Relayed(StrEnum):
+    """What is relayed with its body (POST)."""
+
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+    EMBEDDINGS = "/v1/embeddings"
+    POOLING = "/pooling"
+    SCORE = "/score"
+    SCORE_V1 = "/v1/score"
+    RERANK = "/rerank"
+    RERANK_V1 = "/v1/rerank"
+    RERANK_V2 = "/v2/rerank"
+    CLASSIFY = "/classify"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+
+
+MODEL = "/v1/models/{id:path}"
+
+
+class Relay:
+    """The ASGI application of these endpoints."""
+
+    def __init__(self, get_service: Callable[[], Service]) -> None:
+        self._get_service = get_service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; when the client goes away, the engine's work is aborted before this returns."""
+        await _RelayedCall(self._get_service(), scope, send, scope["path"]).run(receive)
+
+
+class _RelayedCall(Call):
+    def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
+        super().__init__(service, scope, send, path)
+        self._method: str = scope["method"]
+
+    @property
+    def kv_path(self) -> str:
+        return "relayed"
+
+    async def answer(self, body: bytes) -> None:
+        if any(step in (".", "..") for step in self.path.split("/")):
+            # A name, not a way to other paths of an engine.
+            raise RouterError(404, "There is no such model.", code="not_found")
+        try:
+            async with asyncio.timeout(self.seconds_left()):
+                await self.reply.send_whole(await self._ask(body))
+        except TimeoutError as error:
+            message = f"The request took longer than the {self.allowed_seconds:g} s that it was to take."
+            raise RouterError(504, message, code="engine_timeout") from error
+
+    async def _ask(self, body: bytes) -> Whole:
+        """What the first engine says that says anything."""
+        engine = None
+        for engine in self._candidates():
+            try:
+                return await self._ask_engine(engine, body)
+            except (aiohttp.ClientError, OSError) as error:
+                engine.mark_unready(str(error) or type(error).__name__)
+        if engine is None:
+            raise RouterError(503, "No engine is ready to serve this.", code="no_engine", retry_after_seconds=1)
+        raise RouterError(502, "The engine failed on this request.", code="engine_failed")
+
+    def _candidates(self) -> Iterator[Engine]:
+        engines = self.service.fleet.for_request(_FACTS, time.monotonic)
+        tried: list[Engine] = []
+        while len(tried) < _TRIES:
+            choice = engines.choose_decode(tried) or engines.choose_prefill(tried)
+            if choice is None:
+                return
+            tried.append(choice.engine)
+            yield choice.engine
+
+    async def _ask_engine(self, engine: Engine, body: bytes) -> Whole:
+        fleet, config = self.service.fleet, self.service.config
+        headers = request_headers(self.headers.items(), self.request_id, with_credentials=config.passes_credentials)
+        visit = fleet.enter(engine, _FACTS, time.monotonic())
+        outcome = Outcome.UNDECIDED
+        try:
+            async with self.service.session.request(
+                self._method,
+                engine.url + quote(self.path),
+                data=BytesIO(body) if body else None,
+                headers=headers,
+                allow_redirects=False,
+            ) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, OSError):
+            outcome = Outcome.FAILURE
+            raise
+        finally:
+            fleet.report(visit, outcome, time.monotonic())
+            fleet.leave(visit)
+        return Whole(response.status, response_headers(response.headers.items()), content)

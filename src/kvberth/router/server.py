@@ -1,0 +1,61 @@
+"""The server that runs the router: uvicorn, and what it does not do about clients that do not read."""
+
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kvberth.router.app import create_app
+from kvberth.router.call import ABORT_EXTENSION
+from kvberth.router.config import RouterConfig
+
+__all__ = ["serve", "server_settings"]
+
+_SHUTDOWN_SECONDS = 10
+
+
+def serve(config: RouterConfig) -> None:
+    """Run the router until it is told to stop (SIGINT, SIGTERM). Blocks; requests in flight get a few seconds."""
+    uvicorn.run(
+        create_app(config),
+        host=config.host,
+        port=config.port,
+        loop="uvloop",
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        **server_settings(config),
+    )
+
+
+def server_settings(config: RouterConfig) -> dict[str, Any]:
+    """For uvicorn: how the router meets its clients."""
+    return {
+        "http": partial(_Connection, config.client_stall_seconds),
+        "ws": "none",
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+    }
+
+
+class _Connection(HttpToolsProtocol):
+    """A client's connection, which can be cut while the client does not read.
+
+    uvicorn closes a connection only in order: what is buffered for the client is sent first, however long that takes.
+    """
+
+    def __init__(self, stall_seconds: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._stall_seconds = stall_seconds
+
+    def on_message_begin(self) -> None:
+        """A request begins; its scope gets the function that cuts the connection."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing has come since the last answer: close, but do not wait for ever for that answer to be read."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._stall_seconds, self.transport.abort)
