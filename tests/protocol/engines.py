@@ -164,9 +164,9 @@ class Rank(Outbox):
     def run(self, *works: Callable[[float], None]) -> None:
         """One turn of the mover's thread, as `Mover` gives it."""
         now = self.world.now
+        self.core.look()
         for work in works:
             work(now)
-        self.core.look()
         self.core.turn(now, self.step_began)
         sleep = self.core.next_wakeup(now)
         self.wakes_at = None if sleep is None else now + sleep

@@ -31,7 +31,7 @@ PICKS = st.integers(0, 11)
 ROUNDS = st.sampled_from([None, 1, 2, 3])
 """How much is delivered: all, or a little, and the rest is held up."""
 
-FAULTS = ("frames", "processes", "silence", "waits", "declines")
+FAULTS = ("breaks", "declines", "frames", "processes", "silence", "waits")
 """Kinds of trouble; each walk has some of them, since a walk with all of them comes to nothing."""
 
 
@@ -66,6 +66,9 @@ class Walk(RuleBasedStateMachine):
 
     def consumers(self) -> list[Rank]:
         return [self.world.ranks[name] for name in CONSUMERS if self.world.ranks[name].is_awake]
+
+    def connections(self) -> list[Connection]:
+        return [each for each in self.world.connections if each.is_open and each.rank.is_awake]
 
     def waits(self) -> list[tuple[Rank, Wait]]:
         return [
@@ -254,6 +257,12 @@ class Walk(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([3.5, 11.0, 31.0, 65.0, 101.0]), is_connected=st.booleans())
     def wait(self, seconds: float, is_connected: bool) -> None:
         self.world.pass_time(seconds, is_connected=is_connected or "silence" not in self.faults)
+
+    @precondition(lambda self: "breaks" in self.faults and self.connections())
+    @rule(pick=PICKS, is_seen=st.booleans())
+    def break_connection(self, pick: int, is_seen: bool) -> None:
+        """It is mended at once, under another route, if the producer lives; who lives on, and is awake, hears of it."""
+        self.world.break_connection(_pick(self.connections(), pick), is_seen_by_producer=is_seen)
 
     # Processes.
 

@@ -167,6 +167,18 @@ class World:
     def connect(self, rank: Rank) -> None:
         self.connections.append(Connection(rank, self._route()))
 
+    def break_connection(self, connection: Connection, *, is_seen_by_producer: bool) -> None:
+        """What is on the way is lost, and ZeroMQ connects again; nobody listens where the producer is dead."""
+        for frames in (connection.to_producer, connection.to_consumer, connection.at_producer, connection.at_consumer):
+            frames.clear()
+        connection.route = self._route()
+        core, address = connection.rank.core, f"{PRODUCER}:{PORT}"
+        connection.rank.run(lambda now: core.server_broke(address, now))
+        if not self.producer.agent.is_alive:
+            connection.rank.run(lambda now: core.server_refuses(address, now))
+        elif is_seen_by_producer and self.producer.is_awake:
+            self.producer.run(self.producer.core.clients_broke)
+
     def connection_of(self, rank: Rank) -> Connection | None:
         """The one that this start of an engine has open."""
         return next((each for each in self.connections if each.rank is rank and each.is_open), None)

@@ -75,7 +75,7 @@ class Core:
             return 0.0
         if self.is_moving() or self._fenced:
             return _LIVE_POLL_SECONDS
-        moments = [self._producing.next_moment(now), self._consuming.next_moment()]
+        moments = [self._producing.next_moment(), self._consuming.next_moment()]
         due = min((moment for moment in moments if moment is not None), default=None)
         return None if due is None else max(0.0, due - now)
 

@@ -78,7 +78,8 @@ class ProducerSide:
         self._flights = Flights(transport)
         self._clients: dict[PeerName, Client] = {}
         self._peer_of_route: dict[bytes, PeerName] = {}
-        self._probe_until = 0.0
+        self._next_probe: float | None = None
+        self._last_probe = 0.0
         self._watchers = Watchers(card.fingerprint.block_size, self._tell_router)
 
     def is_moving(self) -> bool:
@@ -97,11 +98,10 @@ class ProducerSide:
         """Batches of descriptors that have not been posted yet."""
         return self._flights.num_waiting()
 
-    def next_moment(self, now: float) -> float | None:
+    def next_moment(self) -> float | None:
         """When time alone gives us something to do."""
         moments = [self._machine.next_deadline()]
-        if now < self._probe_until:
-            moments.append(now + _PROBE_SECONDS / 10)
+        moments.append(self._next_probe)
         for client in self._clients.values():
             if client.gone_since is not None:
                 moments.append(client.gone_since + self._timing.reconnect_seconds)
@@ -147,11 +147,11 @@ class ProducerSide:
 
     def clients_broke(self, now: float) -> None:
         """The connection of some consumer broke: find out whose. It may connect again, and lose nothing."""
-        self._probe_until = now + _PROBE_SECONDS
+        self._next_probe, self._last_probe = now, now + _PROBE_SECONDS
 
     def turn(self, now: float, last_look: float) -> None:
         """Liveness, then deadlines, then transfers."""
-        if now < self._probe_until:
+        if self._next_probe is not None and now >= self._next_probe:
             self._probe(now)
         for client in list(self._clients.values()):
             silence = now - client.silent_since
@@ -231,6 +231,9 @@ class ProducerSide:
                 _log.warning("kvberth: a decode worker does not send %s; dropped", type(message).__name__)
 
     def _probe(self, now: float) -> None:
+        """Now, and some more times: but not whenever there is something to do, since each question is answered."""
+        following = now + _PROBE_SECONDS / 10
+        self._next_probe = following if following <= self._last_probe else None
         for client in self._clients.values():
             if client.gone_since is None and not self._ask(client, now):
                 client.gone_since = now
