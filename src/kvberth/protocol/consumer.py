@@ -10,6 +10,8 @@ the driver tells of the loss when the producer, too, has given up.
 
 Whether what was READ is the KV, only the producer knows: it may have given up on us, or its engine may have taken the
 blocks away. So a READ is reported when the producer has confirmed (CONFIRMING) that it held the blocks until `Done`.
+
+The module is long because a machine is one thing: handlers that were apart would have to be read side by side.
 """
 
 from collections import Counter

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from kvberth.router.answer import Header, Streamed
-from kvberth.router.binding import Binding
 from kvberth.router.call import Call
-from kvberth.router.config import Mode
 from kvberth.router.deadline import Spent
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Exchange, Service
@@ -21,6 +21,8 @@ from kvberth.router.request import Endpoint, parse_request
 __all__ = ["Proxy"]
 
 logger = logging.getLogger(__name__)
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Proxy:
@@ -64,12 +66,12 @@ class _Generation(Call):
             self.service.metrics.undivided.labels(self._exchange.life.undivided_reason).inc()
 
     async def answer(self, body: bytes) -> None:
-        mode = self._mode()
+        config = self.service.config
+        mode = self._asked(MODE, config.mode, "invalid_mode")
         request = parse_request(self._endpoint, body)
-        headers = request_headers(
-            self.headers.items(), self.request_id, with_credentials=self.service.config.passes_credentials
-        )
-        self._exchange = exchange = Exchange(self.service, request, mode, self._binding(), headers)
+        headers = request_headers(self.headers.items(), self.request_id, with_credentials=config.passes_credentials)
+        binding = self._asked(BINDING, config.binding, "invalid_binding")
+        self._exchange = exchange = Exchange(self.service, request, mode, binding, headers)
         began = time.monotonic()
         try:
             async with asyncio.timeout(self.seconds_left()):
@@ -95,22 +97,14 @@ class _Generation(Call):
         else:
             await self.reply.send_whole(answer, self.own_headers())
 
-    def _mode(self) -> Mode:
-        asked = self.headers.get(MODE)
+    def _asked(self, header: str, default: _Choice, code: str) -> _Choice:
+        """What a header asks for, one of the values of the default's kind."""
+        asked = self.headers.get(header)
         if asked is None:
-            return self.service.config.mode
+            return default
+        kind = type(default)
         try:
-            return Mode(asked)
+            return kind(asked)
         except ValueError as error:
-            message = f"{MODE} must be one of {', '.join(Mode)}, got {asked!r}."
-            raise RouterError(400, message, code="invalid_mode", param=MODE) from error
-
-    def _binding(self) -> Binding:
-        asked = self.headers.get(BINDING)
-        if asked is None:
-            return self.service.config.binding
-        try:
-            return Binding(asked)
-        except ValueError as error:
-            message = f"{BINDING} must be one of {', '.join(Binding)}, got {asked!r}."
-            raise RouterError(400, message, code="invalid_binding", param=BINDING) from error
+            message = f"{header} must be one of {', '.join(kind)}, got {asked!r}."
+            raise RouterError(400, message, code=code, param=header) from error
