@@ -41,6 +41,9 @@ def test_a_prefill_is_followed_from_its_arrival_to_its_end():
     rig.finish()
     assert heard(rig) == [(40, 32, 40, True)]
     rig.settle()
+    told, _ = rig.to_others, rig.producer.wire.to_clients
+    assert [decode(frame).is_handed_over for route, frame in told if route == ROUTE] == [True]
+    assert heard(rig) == [(40, 32, 40, True)]
     rig.producer.core.command(SchedulePrefill((rig.key,), 40), rig.now)
     assert heard(rig) == []
 

@@ -73,7 +73,8 @@ async def test_the_only_prefill_fails_and_decode_does_it_alone(site, mode, body)
         assert await read(response) == (200, D_ANSWER)
         assert response.headers["x-kvberth-path"] == "undivided"
         assert response.headers["x-kvberth-reason"] == "prefill_failed"
-    assert decode.seen[-1].json == body
+    assert {**decode.seen[-1].json, **body} == decode.seen[-1].json
+    assert decode.seen[-1].transfer is None
     assert all(seen.was_aborted for seen in decode.seen[:-1])
     assert await client.metric('kvberth_router_undivided_total{reason="prefill_failed"}') == 1
 
@@ -108,7 +109,7 @@ async def test_pull_without_transfer_params_is_undivided(site):
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("body", [PROMPT, STREAM])
 async def test_decode_goes_before_its_first_byte_and_another_one_answers(site, mode, body):
-    """A head without a body proves nothing: the next D gets a new transfer, both legs anew."""
+    """A head without a body proves nothing: the next D gets the same transfer as its next attempt; P has one leg."""
     prefill = await site.prefill()
     dying = await site.decode(streams(then=dies))
     good = await site.decode(streams(EVENT))
@@ -119,18 +120,19 @@ async def test_decode_goes_before_its_first_byte_and_another_one_answers(site, m
             assert response.headers["x-kvberth-path"] == mode
         await client.until_healthy()
     assert len(dying.seen) >= 1
-    ids = [seen.transfer["transfer_id"] for seen in prefill.seen]
-    assert len(set(ids)) == len(dying.seen) + len(good.seen)
+    assert len(prefill.seen) == 2
+    assert sum(seen.transfer.get("attempt", 0) for seen in good.seen) == len(dying.seen)
     assert await client.metric('kvberth_router_retries_total{leg="decode",reason="unreachable"}') == len(dying.seen)
 
 
-async def test_a_third_decode_worker_is_not_tried(site):
-    """A request that kills engines meets two of them."""
-    decodes = [await site.decode(streams(then=dies)) for _ in range(3)]
-    client = await site.router([await site.prefill()], decodes)
+@pytest.mark.parametrize("max_retries", [0, 2])
+async def test_no_more_decode_workers_are_tried_than_allowed(site, max_retries):
+    """A request that kills engines does not meet all of them."""
+    decodes = [await site.decode(streams(then=dies)) for _ in range(4)]
+    client = await site.router([await site.prefill()], decodes, max_retries=max_retries)
     async with client.post(PROMPT) as response:
         assert response.status == 502
-    assert sum(len(decode.seen) for decode in decodes) == 2
+    assert sum(len(decode.seen) for decode in decodes) == 1 + max_retries
 
 
 @pytest.mark.parametrize("behaviour", ["empty", "dies"])

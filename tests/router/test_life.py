@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from kvberth.router.answer import Whole
-from kvberth.router.choice import Choice
+from kvberth.router.binding import Binding
+from kvberth.router.choice import BindingChoice, Choice
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine, EngineInfo, Role
 from kvberth.router.errors import Failure, FailureKind
@@ -14,9 +15,13 @@ from kvberth.router.life import (
     _HANDLERS,
     AbortDecode,
     AbortPrefill,
+    AwaitMoment,
+    BindNow,
     DecodeAnswered,
+    DecodeBehind,
     DecodeFailed,
     Deliver,
+    HandedOver,
     Life,
     PrefillAnswered,
     PrefillFailed,
@@ -30,7 +35,7 @@ from kvberth.router.life import (
 from kvberth.router.transfer import decode_params, prefill_params
 
 P1, P2 = (Engine(f"http://p{i}", Role.PREFILL, EngineInfo(Role.PREFILL, f"p{i}", "h", 5, 1)) for i in (1, 2))
-D1, D2 = (Engine(f"http://d{i}", Role.DECODE, EngineInfo(Role.DECODE, f"d{i}", "", 0, 1)) for i in (1, 2))
+D1, D2, D3 = (Engine(f"http://d{i}", Role.DECODE, EngineInfo(Role.DECODE, f"d{i}", "", 0, 1)) for i in (1, 2, 3))
 ANSWER = Whole(200, (), b"answer")
 REJECTION = Whole(400, (), b"too long")
 P_GONE = Failure("prefill", FailureKind.UNREACHABLE, "gone")
@@ -44,8 +49,10 @@ D_LATE = Failure("decode", FailureKind.FIRST_TOKEN_TIMEOUT, "late")
 class Stock:
     """Engines in the order in which they are to be chosen."""
 
-    def __init__(self, prefill, decode):
-        self.prefill, self.decode = prefill, decode
+    def __init__(self, prefill, decode, roomy=None, bound=Binding.EARLY, lacking_little=()):
+        self.prefill, self.decode, self.lacking_little = prefill, decode, lacking_little
+        self.roomy = decode if roomy is None else roomy
+        self.binding = BindingChoice(bound, "why not")
 
     def choose_prefill(self, excluded=()):
         return next((Choice(each, "next") for each in self.prefill if each not in excluded), None)
@@ -53,12 +60,23 @@ class Stock:
     def choose_decode(self, excluded=()):
         return next((Choice(each, "next") for each in self.decode if each not in excluded), None)
 
+    def choose_decode_with_room(self, excluded=()):
+        return next((Choice(each, "next") for each in self.roomy if each not in excluded), None)
 
-def life(mode=Mode.PUSH, prefill=(P1, P2), decode=(D1, D2), obstacle=None, consumers=1):
+    def choose_binding(self, prefill):
+        assert prefill in self.prefill
+        return self.binding
+
+    def lacks_little(self, decode):
+        return decode in self.lacking_little
+
+
+def life(mode=Mode.PUSH, prefill=(P1, P2), decode=(D1, D2), obstacle=None, consumers=1, binding=Binding.EARLY, **stock):
     numbers = iter(range(100))
     return Life(
-        Stock(prefill, decode),
+        Stock(prefill, decode, **stock),
         mode=mode,
+        binding=binding,
         obstacle=obstacle,
         num_consumers=consumers,
         new_transfer_id=lambda: f"t{next(numbers)}",
@@ -66,11 +84,20 @@ def life(mode=Mode.PUSH, prefill=(P1, P2), decode=(D1, D2), obstacle=None, consu
 
 
 def start_p(engine, transfer, mode=Mode.PUSH, consumers=1):
-    return StartPrefill(engine, transfer, prefill_params(transfer, num_consumers=consumers, mode=mode))
+    return StartPrefill(engine, transfer, prefill_params(transfer, num_consumers=consumers, mode=mode), "next")
 
 
-def start_d(engine, transfer, producer, consumers=1):
-    return StartDecode(engine, decode_params(transfer, num_consumers=consumers, producer=producer.info))
+def start_d(engine, transfer, producer, consumers=1, attempt=0):
+    params = decode_params(transfer, num_consumers=consumers, producer=producer.info, attempt=attempt)
+    return StartDecode(engine, params, "next", attempt)
+
+
+def alone(engine):
+    return StartDecode(engine, None, "next")
+
+
+def pulls(engine, params, attempt=0):
+    return StartDecode(engine, params, "next", attempt)
 
 
 def refusal(actions):
@@ -96,9 +123,18 @@ def test_push_delivers_what_decode_answers():
 
 
 def test_push_does_not_wait_for_prefill():
-    """Where D has all blocks already, it answers first, and that is enough."""
+    """Where D has all blocks already, it answers first, that is enough, and P need not go on."""
     one = life()
     one.begin()
+    assert one.handle(HandedOver(is_prefilled=False)) == []
+    assert one.handle(DecodeAnswered(ANSWER)) == [AbortPrefill(), Deliver(ANSWER)]
+
+
+def test_prefill_that_is_just_answering_is_not_aborted():
+    """All KV has been computed and sent: its answer, which tells how fast it is, is on the way."""
+    one = life()
+    one.begin()
+    assert one.handle(HandedOver(is_prefilled=True)) == []
     assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
 
 
@@ -106,7 +142,7 @@ def test_pull_starts_decode_with_what_prefill_answered():
     """First P, then D with P's words unchanged."""
     one = life(Mode.PULL)
     assert one.begin() == [start_p(P1, "t0", Mode.PULL)]
-    assert one.handle(PrefillAnswered(b'{"remote":1}')) == [StartDecode(D1, b'{"remote":1}')]
+    assert one.handle(PrefillAnswered(b'{"remote":1}')) == [pulls(D1, b'{"remote":1}')]
     assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
     assert one.path == "pull"
 
@@ -115,14 +151,14 @@ def test_pull_without_params_from_prefill_is_undivided():
     """A P whose connector says nothing has nothing to be pulled."""
     one = life(Mode.PULL)
     one.begin()
-    assert one.handle(PrefillAnswered(None)) == [StartDecode(D1, None)]
+    assert one.handle(PrefillAnswered(None)) == [alone(D1)]
     assert (one.path, one.undivided_reason) == ("undivided", "no_transfer_params")
 
 
 def test_an_obstacle_makes_the_request_undivided():
     """What cannot be split goes to D alone."""
     one = life(obstacle="beam_search")
-    assert one.begin() == [StartDecode(D1, None)]
+    assert one.begin() == [alone(D1)]
     assert (one.path, one.undivided_reason, one.awaited_leg) == ("undivided", "beam_search", "decode")
 
 
@@ -130,7 +166,7 @@ def test_an_obstacle_makes_the_request_undivided():
 def test_no_prefill_worker_makes_the_request_undivided(mode):
     """D can do it alone, and says so."""
     one = life(mode, prefill=())
-    assert one.begin() == [StartDecode(D1, None)]
+    assert one.begin() == [alone(D1)]
     assert one.undivided_reason == "no_prefill_ready"
 
 
@@ -151,7 +187,7 @@ def test_failed_prefill_is_tried_once_more_elsewhere_and_then_not_at_all(failure
         start_p(P2, "t1"),
         start_d(D1, "t1", P2),
     ]
-    assert one.handle(PrefillFailed(failure)) == [AbortDecode(), Retry(failure), StartDecode(D1, None)]
+    assert one.handle(PrefillFailed(failure)) == [AbortDecode(), Retry(failure), alone(D1)]
     assert (one.path, one.undivided_reason) == ("undivided", "prefill_failed")
     assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
 
@@ -160,7 +196,7 @@ def test_failed_prefill_in_pull_has_no_decode_to_abort():
     """The same in pull, where D has not begun."""
     one = life(Mode.PULL, prefill=(P1,))
     one.begin()
-    assert one.handle(PrefillFailed(P_GONE)) == [Retry(P_GONE), StartDecode(D1, None)]
+    assert one.handle(PrefillFailed(P_GONE)) == [Retry(P_GONE), alone(D1)]
 
 
 def test_a_third_prefill_worker_is_not_tried():
@@ -169,7 +205,7 @@ def test_a_third_prefill_worker_is_not_tried():
     one = life(Mode.PULL, prefill=(P1, P2, p3))
     one.begin()
     one.handle(PrefillFailed(P_GONE))
-    assert one.handle(PrefillFailed(P_GONE)) == [Retry(P_GONE), StartDecode(D1, None)]
+    assert one.handle(PrefillFailed(P_GONE)) == [Retry(P_GONE), alone(D1)]
 
 
 @pytest.mark.parametrize(("mode", "aborts"), [(Mode.PUSH, [AbortDecode()]), (Mode.PULL, [])])
@@ -188,26 +224,121 @@ def test_late_prefill_is_a_timeout():
     assert refusal(one.handle(PrefillFailed(P_LATE))) == (504, "prefill_timeout")
 
 
-def test_failed_decode_begins_a_new_transfer_elsewhere():
-    """Both legs anew, under a new transfer id, without the D that failed."""
-    one = life()
+def test_failed_decode_is_bound_again_while_prefill_goes_on():
+    """The same transfer, the next attempt, without the D that failed; P is not troubled."""
+    one = life(consumers=2)
     one.begin()
-    assert one.handle(DecodeFailed(D_GONE)) == [
-        AbortPrefill(),
-        Retry(D_GONE),
-        start_p(P1, "t1"),
-        start_d(D2, "t1", P1),
-    ]
-    assert refusal(one.handle(DecodeFailed(D_GONE))) == (502, "decode_failed")
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), start_d(D2, "t0", P1, consumers=2, attempt=1)]
+    assert one.handle(PrefillAnswered(b"{}")) == []
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
 
 
-def test_failed_decode_after_prefill_begins_anew_as_well():
-    """P has freed the old transfer, or will; nothing of it is reused."""
+def test_failed_decode_after_prefill_is_bound_again_to_what_prefill_keeps():
+    """P keeps its blocks for an attempt that may follow; what its connector said is said again."""
     one = life(Mode.PULL)
     one.begin()
+    one.handle(PrefillAnswered(b'{"remote":1}'))
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), pulls(D2, b'{"remote":1,"attempt":1}', attempt=1)]
+
+
+@pytest.mark.parametrize("is_prefilled", [False, True])
+def test_kv_that_went_to_the_failed_decode_is_made_anew(is_prefilled):
+    """P has given its blocks back: a new transfer, both legs anew."""
+    one = life()
+    one.begin()
+    one.handle(HandedOver(is_prefilled))
+    new = [start_p(P1, "t1"), start_d(D2, "t1", P1)]
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), AbortPrefill(), *new]
+
+
+def test_kv_that_went_to_the_failed_decode_after_prefill():
+    """The same with P's leg at its end; the new transfer's first attempt is its first."""
+    one = life()
+    one.begin()
     one.handle(PrefillAnswered(b"{}"))
-    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), start_p(P1, "t1", Mode.PULL)]
-    assert one.handle(PrefillAnswered(b"{}")) == [StartDecode(D2, b"{}")]
+    one.handle(HandedOver(is_prefilled=True))
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), start_p(P1, "t1"), start_d(D2, "t1", P1)]
+
+
+def test_prefill_worker_that_is_gone_has_nothing_to_bind_to():
+    """D failed because P is gone, perhaps: another P begins anew."""
+    gone = Engine("http://gone", Role.PREFILL, P1.info)
+    stock = [gone]
+    one = life(prefill=stock)
+    one.begin()
+    one.handle(PrefillAnswered(b"{}"))
+    gone.mark_unready("gone")
+    stock[:] = [P2]
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), start_p(P2, "t1"), start_d(D2, "t1", P2)]
+
+
+def test_prefill_that_fails_after_all_has_arrived_does_not_matter():
+    """D needs nothing of it any more."""
+    one = life()
+    one.begin()
+    one.handle(HandedOver(is_prefilled=True))
+    assert one.handle(PrefillFailed(P_GONE)) == []
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
+
+
+def test_decode_without_room_is_exchanged_for_one_with_room():
+    """P is done and D has reserved nothing yet: it is bound to another D, once, and only to one that has room."""
+    one = life(decode=(D1, D2, D3), roomy=[D3])
+    one.begin()
+    one.handle(PrefillAnswered(None))
+    abort, retry, start = one.handle(DecodeBehind())
+    assert (abort, retry.failure.kind) == (AbortDecode(), FailureKind.BEHIND)
+    assert start == start_d(D3, "t0", P1, attempt=1)
+    assert one.handle(DecodeBehind()) == []
+
+
+def test_decode_without_room_is_waited_for_where_nobody_has_room():
+    """Its queue is as good as another's, and it has waited there already."""
+    one = life(roomy=[])
+    one.begin()
+    one.handle(PrefillAnswered(b"{}"))
+    assert one.handle(DecodeBehind()) == []
+
+
+def test_decode_that_lacks_little_computes_it_itself():
+    """No P is asked; another D, should this one fail, may lack more."""
+    one = life(lacking_little=[D1])
+    assert one.begin() == [alone(D1)]
+    assert (one.path, one.undivided_reason) == ("undivided", "little_missing")
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), start_p(P1, "t0"), start_d(D2, "t0", P1)]
+    assert (one.path, one.undivided_reason) == ("push", None)
+
+
+def test_an_error_of_decodes_own_is_delivered_when_nobody_does_better():
+    """The first D's 500 is hidden, the last one's is the answer in its own words."""
+    said = Whole(500, (), b"out of cheese")
+    failed = DecodeFailed(Failure("decode", FailureKind.SERVER_ERROR, "500"), said)
+    one = life()
+    one.begin()
+    assert one.handle(failed) == [Retry(failed.failure), start_d(D2, "t0", P1, attempt=1)]
+    assert one.handle(failed) == [AbortPrefill(), Deliver(said)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "actions"),
+    [
+        (Binding.EARLY, [start_d(D1, "t0", P1)]),
+        (Binding.JIT, [AwaitMoment()]),
+        (Binding.LATE, []),
+    ],
+)
+def test_binding_is_chosen_for_each_request(chosen, actions):
+    """`auto` asks when the prefill worker is known, and keeps the reason."""
+    one = life(binding=Binding.AUTO, bound=chosen)
+    assert one.begin() == [start_p(P1, "t0"), *actions]
+    assert (one.binding, one.binding_reason) == (chosen, "why not")
+
+
+def test_just_in_time_binds_when_told():
+    """Until then no D knows of the request."""
+    one = life(binding=Binding.JIT)
+    assert one.begin() == [start_p(P1, "t0"), AwaitMoment()]
+    assert one.handle(BindNow()) == [start_d(D1, "t0", P1)]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +362,7 @@ def test_undivided_survives_one_failed_decode():
     """Without a transfer too, another D is tried."""
     one = life(obstacle="several_prompts")
     one.begin()
-    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), StartDecode(D2, None)]
+    assert one.handle(DecodeFailed(D_GONE)) == [Retry(D_GONE), alone(D2)]
 
 
 def test_decode_that_is_gone_when_prefill_is_done():
@@ -249,6 +380,9 @@ EVENTS = [
     PrefillFailed(P_GONE),
     DecodeAnswered(ANSWER),
     DecodeFailed(D_GONE),
+    DecodeBehind(),
+    HandedOver(is_prefilled=True),
+    BindNow(),
 ]
 
 

@@ -1,6 +1,6 @@
 """Beginnings of prompts, and who has seen them."""
 
-from kvberth.router.prefix import PrefixMemory, prefix_digests
+from kvberth.router.prefix import PrefixMemory, matched_bytes, prefix_digests
 
 
 def digests(prompt, seed=(b"model",)):
@@ -9,14 +9,23 @@ def digests(prompt, seed=(b"model",)):
 
 def test_a_prompt_has_a_digest_for_each_length_that_it_reaches():
     """Short prompts have none: they are not worth looking for."""
-    assert [len(digests(b"x" * length)) for length in (0, 511, 512, 2048, 8192, 32768, 10**6)] == [0, 0, 1, 2, 3, 4, 4]
+    reached = [len(digests(b"x" * length)) for length in (0, 511, 512, 1023, 1024, 2048, 32767, 32768, 36864)]
+    assert reached == [0, 0, 1, 1, 2, 3, 32, 33, 34]
+    assert [matched_bytes(count) for count in (0, 1, 2, 33, 34)] == [0, 512, 1024, 32768, 36864]
+
+
+def test_the_digests_of_a_long_prompt_are_few():
+    """A prompt of a million tokens has some dozens, an eighth apart at most."""
+    count = len(digests(b"x" * 4_000_000))
+    assert count < 80
+    assert 4_000_000 * 8 / 9 <= matched_bytes(count) <= 4_000_000
 
 
 def test_prompts_share_digests_as_far_as_they_agree():
-    """The same up to 2,048 bytes, and no further."""
+    """The same up to 2,048 bytes and not beyond 3,000."""
     one, other = digests(b"s" * 3000 + b"a" * 7000), digests(b"s" * 3000 + b"b" * 7000)
-    assert one[:2] == other[:2]
-    assert one[2] != other[2]
+    assert one[:3] == other[:3]
+    assert one[3] != other[3]
 
 
 def test_what_decides_over_the_cache_beside_the_prompt_counts():
@@ -29,7 +38,7 @@ def test_the_longest_known_beginning_is_found():
     """A conversation that has grown matches as far as it was seen."""
     memory = PrefixMemory()
     memory.remember(digests(b"x" * 2048))
-    assert memory.match(digests(b"x" * 40_000)) == 2
+    assert memory.match(digests(b"x" * 40_000)) == 3
     assert memory.match(digests(b"x" * 1000)) == 1
     assert memory.match(digests(b"y" * 40_000)) == 0
     assert memory.match(()) == 0
@@ -43,3 +52,12 @@ def test_the_memory_is_bounded_and_forgets_the_longest_unused():
     memory.remember([b"c"])
     assert len(memory) == 2
     assert [memory.match([each]) for each in (b"a", b"b", b"c")] == [1, 0, 1]
+
+
+def test_what_was_seen_too_long_ago_does_not_count():
+    """The engine has been sent 1,000 tokens since: a cache of 900 has forgotten, one of 1,000 has not."""
+    memory = PrefixMemory()
+    memory.remember([b"a"], 100)
+    memory.remember([b"b"], 900)
+    assert (memory.match([b"a"], 900), memory.match([b"a"], 1000)) == (0, 1)
+    assert memory.match([b"a", b"b"], 900) == 2

@@ -12,6 +12,7 @@ from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, rep
 from kvberth.protocol import (
     PROTOCOL_VERSION,
     Action,
+    End,
     EndRecord,
     EngineCard,
     MalformedMessage,
@@ -275,8 +276,8 @@ class ProducerSide:
                     self._flights.stop(key)
                 case ReleaseRequest(request_id):
                     self._outbox.released(request_id)
-                case EndRecord(key=key):
-                    self._watchers.over(key)
+                case EndRecord(key=key, end=end):
+                    self._watchers.over(key, is_handed_over=end is End.COMPLETED)
                     report_end(action, self._flights, self._outbox)
                 case StartRead() | ReportReceived():
                     raise AssertionError(f"a producer does not ask for {action}")

@@ -88,11 +88,15 @@ class Watchers:
             watched.is_registered = True
             self._tell(key, watched)
 
-    def over(self, key: TransferKey) -> None:
+    def over(self, key: TransferKey, *, is_handed_over: bool) -> None:
         """The transfer has ended."""
-        self._watched.pop(key, None)
+        watched = self._watched.pop(key, None)
+        if watched is not None and is_handed_over:
+            self._tell(key, watched, is_handed_over=True)
 
-    def _tell(self, key: TransferKey, watched: _Watched) -> None:
-        message = Progress(key, watched.num_tokens, watched.scheduled, watched.done, watched.is_registered)
+    def _tell(self, key: TransferKey, watched: _Watched, *, is_handed_over: bool = False) -> None:
+        message = Progress(
+            key, watched.num_tokens, watched.scheduled, watched.done, watched.is_registered, is_handed_over
+        )
         for route in watched.routes:
             self._send(route, message)

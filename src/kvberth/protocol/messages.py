@@ -221,6 +221,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
         scheduled_tokens: that will have been computed after the step which has begun.
         done_tokens: whose KV is in memory.
         is_registered: whether a decode worker has registered.
+        is_handed_over: a decode worker has all of the KV that it lacked; the last message of a transfer that completes.
     """
 
     key: TransferKey
@@ -228,6 +229,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     scheduled_tokens: int
     done_tokens: int
     is_registered: bool
+    is_handed_over: bool = False
 
 
 Message = (

@@ -1,4 +1,4 @@
-"""The admin API: engines are looked at, added, drained and removed while the router serves.
+"""The admin API: engines are looked at, added, drained and removed while the router serves, requests are looked at.
 
 It has a key of its own, so that clients' keys neither open it nor are needed for it, and it has no share in the limits
 of requests: when they are reached is when an operator needs it. It is left out of `/openapi.json`, because a tool that
@@ -21,10 +21,12 @@ from kvberth.router.engines import Engine, Role, Source, engine_url
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.roster import RoleConflictError
+from kvberth.router.timelines import all_requests, one_request
 
-__all__ = ["ADMIN_PATHS", "admin_routes"]
+__all__ = ["ADMIN_PATHS", "admin_routes", "is_admin"]
 
 _MAX_BODY_BYTES = 64 * 1024
+_ONE_REQUEST = "/kvberth/requests/"
 _ROLES = {role.word: role for role in Role}
 # A request with one of these did not come from a program on this machine: a proxy passed it on, or a browser sends it
 # for some page.
@@ -93,9 +95,22 @@ def admin_routes(get_service: Callable[[], Service]) -> list[Route]:
     return [route(path, handlers) for path, handlers in _HANDLERS.items()]
 
 
+def is_admin(path: str) -> bool:
+    """Whether this is a path of the admin API, which looks at its own key."""
+    return path in ADMIN_PATHS or path.startswith(_ONE_REQUEST)
+
+
 async def _list(service: Service, _request: Request) -> Response:
     now = time.monotonic()
     return _json({"engines": [_describe(engine, now) for engine in service.fleet.engines]})
+
+
+async def _list_requests(service: Service, _request: Request) -> Response:
+    return _json(all_requests(service))
+
+
+async def _show_request(service: Service, request: Request) -> Response:
+    return _json(one_request(service, request))
 
 
 async def _add(service: Service, request: Request) -> Response:
@@ -213,5 +228,7 @@ _HANDLERS: Mapping[str, Mapping[str, Handler]] = {
     "/kvberth/engines": {"GET": _list, "POST": _add, "DELETE": _remove},
     "/kvberth/engines/drain": {"POST": _drain},
     "/kvberth/engines/resume": {"POST": _resume},
+    "/kvberth/requests": {"GET": _list_requests},
+    _ONE_REQUEST + "{id:path}": {"GET": _show_request},
 }
 ADMIN_PATHS = frozenset(_HANDLERS)

@@ -13,7 +13,7 @@ __all__ = ["Answer", "ByteSource", "Header", "Streamed", "Whole", "whole_events"
 
 Header = tuple[str, str]
 
-_LARGEST_EVENT_BYTES = 1024 * 1024
+_LARGEST_EVENT_BYTES = 8 * 1024 * 1024  # the token ids of a prompt of a million
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 

@@ -27,6 +27,7 @@ from kvberth.router.exchange import Service
 from kvberth.router.fleet import Fleet
 from kvberth.router.forms import error_response
 from kvberth.router.headers import REQUEST_ID
+from kvberth.router.journal import Journal
 from kvberth.router.keys import ApiKeys
 from kvberth.router.legs import open_session
 from kvberth.router.metrics import Metrics
@@ -62,6 +63,7 @@ def create_app(config: RouterConfig) -> Starlette:
                 prefill_policy=config.prefill_policy,
                 decode_policy=config.decode_policy,
                 affinity_seconds=config.affinity_seconds,
+                local_prefill_tokens=config.local_prefill_tokens,
                 on_forgotten=watch.forget,
                 on_breaker=log_breaker,
             )
@@ -70,7 +72,7 @@ def create_app(config: RouterConfig) -> Starlette:
                 roster.add(each.url, each.role, Source.SETTINGS)
             roster.apply(in_file)
             metrics = Metrics(fleet, lambda: admission.in_flight, lambda: admission.queued)
-            app.state.service = Service(config, fleet, roster, metrics, session, control, admission)
+            app.state.service = Service(config, fleet, roster, watch, metrics, session, control, admission, Journal())
             with rereading(roster, Path(config.engines_file) if config.engines_file is not None else None):
                 yield
 

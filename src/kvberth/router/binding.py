@@ -20,6 +20,8 @@ class Binding(StrEnum):
     EARLY = "early"
     JIT = "jit"
     LATE = "late"
+    AUTO = "auto"
+    """One of the others, chosen for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class PrefillProgress:
     scheduled_tokens: int
     done_tokens: int
     is_registered: bool
+    is_handed_over: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """All of the prompt has been computed."""
+        return 0 < self.num_tokens <= self.done_tokens
 
 
 class Pace:
@@ -37,7 +45,7 @@ class Pace:
 
     Attributes:
         tokens_per_second: of one prompt while its steps run, others in the same steps included; None before the first.
-        setup_seconds: from the sending of a decode leg to its registration.
+        setup_seconds: from the choice of a decode worker, its load asked for, to its registration.
     """
 
     def __init__(self) -> None:

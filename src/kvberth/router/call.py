@@ -77,11 +77,15 @@ class Call(ABC):
         finally:
             self.count()
 
+    @property
+    def code(self) -> int:
+        """How it ended, for those who count; the status that was sent, unless nobody was there to read it."""
+        return _CLIENT_WENT_AWAY if self._is_abandoned else self.reply.status or 500
+
     def count(self) -> None:
         """Add this request to the metrics, once, when it is over."""
         metrics = self.service.metrics
-        code = _CLIENT_WENT_AWAY if self._is_abandoned else self.reply.status or 500
-        metrics.requests.labels(self.kv_path, str(code)).inc()
+        metrics.requests.labels(self.kv_path, str(self.code)).inc()
         if self._is_abandoned:
             metrics.client_disconnects.inc()
 

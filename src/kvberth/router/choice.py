@@ -8,18 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvberth.router.binding import Binding
 from kvberth.router.engines import Engine
+from kvberth.router.prefix import matched_bytes
 
 __all__ = [
     "DECODE_POLICIES",
     "PREFILL_POLICIES",
+    "BindingChoice",
     "Choice",
     "DecodePolicy",
     "Policy",
     "PrefillPolicy",
     "RequestFacts",
+    "choose_binding",
     "free_kv",
+    "has_room",
     "least_loaded",
+    "missing_tokens",
     "queue",
     "round_robin",
 ]
@@ -28,6 +34,11 @@ __all__ = [
 # a prefix that need not be sent again is worth more than memory that nobody needs yet.
 _SAME_SHARE = 0.01
 _AFFINITY_SHARE = 0.1
+# Of an engine's KV cache: what it has seen within that many tokens it has still. The rest is for the answers' tokens.
+_HELD_SHARE = 0.5
+# A choice that is so old is as good as a fresh one: decode workers' loads change with requests that take seconds.
+_SOON_SECONDS = 0.1
+_EVEN_REQUESTS = 1
 
 
 class PrefillPolicy(StrEnum):
@@ -48,11 +59,18 @@ class RequestFacts:
 
     prompt_tokens: int = 0
     prefixes: tuple[bytes, ...] = ()
+    prompt_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     engine: Engine
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BindingChoice:
+    binding: Binding
     reason: str
 
 
@@ -113,6 +131,44 @@ def free_kv(candidates: Sequence[Engine], facts: RequestFacts, _affinity_seconds
         return Choice(familiar, f"prefix seen, {free[familiar]:.0f} KV tokens free")
     engine = min(nearly_most(_SAME_SHARE), key=lambda engine: (engine.requests, engine.last_turn))
     return Choice(engine, f"most KV free, {free[engine]:.0f} tokens")
+
+
+def choose_binding(prefill: Engine, decodes: Sequence[Engine], facts: RequestFacts) -> BindingChoice:
+    """When to choose the decode worker, of those that could be chosen now.
+
+    Early costs reserved memory and an old choice, late costs the handoff's time behind the prefill. So: early where the
+    choice would not change, late where no one has room to reserve, just in time else.
+    """
+    if len(decodes) < 2:
+        return BindingChoice(Binding.EARLY, "one decode worker")
+    free = [tokens for engine in decodes if (tokens := engine.free_kv_tokens) is not None]
+    if len(free) == len(decodes) and max(free) < facts.prompt_tokens:
+        return BindingChoice(Binding.LATE, "no decode worker has room")
+    rate = prefill.rate.tokens_per_second
+    if rate is None:
+        return BindingChoice(Binding.JIT, "nothing is known of the prefill worker")
+    seconds = (_tokens_ahead(prefill, facts) + facts.prompt_tokens) / rate
+    if seconds <= _SOON_SECONDS:
+        return BindingChoice(Binding.EARLY, f"prefill takes {_milliseconds(seconds)}")
+    requests = [engine.requests for engine in decodes]
+    if max(requests) <= _EVEN_REQUESTS:
+        return BindingChoice(Binding.EARLY, "all decode workers are idle")
+    return BindingChoice(Binding.JIT, f"prefill takes {_milliseconds(seconds)}")
+
+
+def missing_tokens(engine: Engine, facts: RequestFacts) -> float:
+    """How much of a prompt an engine would have to get or to compute, as far as is known."""
+    load = engine.load
+    if load is None or not load.keeps_prefixes or not load.kv_capacity_tokens or not facts.prompt_bytes:
+        return facts.prompt_tokens
+    held = matched_bytes(engine.prefixes.match(facts.prefixes, _HELD_SHARE * load.kv_capacity_tokens))
+    return facts.prompt_tokens * (1 - held / facts.prompt_bytes)
+
+
+def has_room(engine: Engine, facts: RequestFacts) -> bool:
+    """Whether it is known that a prompt could be reserved memory for at once."""
+    free, load = engine.free_kv_tokens, engine.load
+    return load is not None and load.waiting == 0 and free is not None and free >= facts.prompt_tokens
 
 
 PREFILL_POLICIES: Mapping[PrefillPolicy, Policy] = {

@@ -41,6 +41,11 @@ class RouterConfig:
     A request goes to the prefill worker that saw the beginning of its prompt if its queue is at most
     `affinity_seconds` longer than the shortest. Without `admin_key` the admin API serves loopback clients only.
 
+    A decode worker that is estimated to lack fewer than `local_prefill_tokens` of a prompt computes them itself, and no
+    prefill worker is asked; 0 is never. `max_retries` is how many failures of its decode legs one request may have
+    hidden from its client. With `continue_streams` a stream whose engine goes away is continued on another one; for
+    that the engines are asked for token ids, which the client does not see.
+
     `first_token_timeout_seconds` bounds a leg's wait for its first byte where that byte is a token: the prefill leg
     always, the decode leg of a streamed request. An engine answers an unstreamed request only when its last token is
     made, so there only `total_timeout_seconds` applies.
@@ -70,6 +75,9 @@ class RouterConfig:
     prefill_policy: PrefillPolicy = PrefillPolicy.QUEUE
     decode_policy: DecodePolicy = DecodePolicy.FREE_KV
     affinity_seconds: float = 0.5
+    local_prefill_tokens: int = 0
+    max_retries: int = 2
+    continue_streams: bool = True
     client_stall_seconds: float = 60.0
     max_in_flight: int = 2048
     max_queue: int = 0
@@ -94,18 +102,7 @@ class RouterConfig:
         urls = self.engines + self.prefill + self.decode
         if repeated := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"engines, prefill, decode: {repeated[0]} is named more than once")
-        if not self.affinity_seconds >= 0:
-            raise ValueError(f"affinity_seconds: must be 0 or above, got {self.affinity_seconds}")
-        for name in _DURATIONS:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
-        if self.total_timeout_seconds is not None and self.total_timeout_seconds <= 0:
-            raise ValueError(f"total_timeout_seconds: must be above 0 or none, got {self.total_timeout_seconds}")
-        for name in ("max_in_flight", "max_body_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.max_queue < 0:
-            raise ValueError(f"max_queue: must be 0 or more, got {self.max_queue}")
+        self._check_numbers()
         self._check_keys()
         if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile, ssl_keyfile: one needs the other")
@@ -116,6 +113,21 @@ class RouterConfig:
     def passes_credentials(self) -> bool:
         """Whether engines get the keys that clients send."""
         return not self.api_key and self.engine_api_key is None
+
+    def _check_numbers(self) -> None:
+        if not self.affinity_seconds >= 0:
+            raise ValueError(f"affinity_seconds: must be 0 or above, got {self.affinity_seconds}")
+        for name in _DURATIONS:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
+        if self.total_timeout_seconds is not None and self.total_timeout_seconds <= 0:
+            raise ValueError(f"total_timeout_seconds: must be above 0 or none, got {self.total_timeout_seconds}")
+        for name in ("max_in_flight", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name in ("max_queue", "local_prefill_tokens", "max_retries"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must be 0 or more, got {getattr(self, name)}")
 
     def _check_keys(self) -> None:
         for key in (*self.api_key, self.engine_api_key, self.admin_key):

@@ -43,11 +43,11 @@ class Control:
         """Nothing of this prompt is of interest any more."""
         self._watches.pop(TransferKey(transfer_id), None)
 
-    def abandon(self, engine: EngineInfo, transfer_id: str, num_consumers: int) -> None:
+    def abandon(self, engine: EngineInfo, transfer_id: str, num_consumers: int, attempt: int = 0) -> None:
         """Nobody will ask for this transfer's blocks (any more), unless a decode worker has done so already."""
         for rank in range(engine.tp_size):
             for index in range(num_consumers):
-                self._send(engine, rank, Cancel(TransferKey(transfer_id, index), 0, Reason.CONSUMER_GONE))
+                self._send(engine, rank, Cancel(TransferKey(transfer_id, index), attempt, Reason.CONSUMER_GONE))
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,5 +89,12 @@ class Control:
                 logger.warning("prefill worker at %s: %s", address, error)
                 continue
             if isinstance(message, Progress) and (on_progress := self._watches.get(message.key)) is not None:
-                told = (message.num_tokens, message.scheduled_tokens, message.done_tokens)
-                on_progress(PrefillProgress(*told, is_registered=message.is_registered))
+                on_progress(
+                    PrefillProgress(
+                        message.num_tokens,
+                        message.scheduled_tokens,
+                        message.done_tokens,
+                        is_registered=message.is_registered,
+                        is_handed_over=message.is_handed_over,
+                    )
+                )

@@ -58,7 +58,8 @@ class Engine:
     the same URL a restarted engine is another engine. `role` is the last that is known, `asserted_role` what a person
     said that it must be. A draining engine gets nothing new; a leaving one is forgotten with its last request.
     `transfers` counts the requests whose KV cache comes from there and has not all arrived, as far as is known: a
-    prefill worker that has answered is needed still.
+    prefill worker that has answered is needed still. `heard_at` is when anything last came from there, a piece of an
+    answer or a sign of health; `on_silent` is who wants to know that nothing does, by whatever each calls itself.
     """
 
     url: str
@@ -76,7 +77,9 @@ class Engine:
     breaker: Breaker = field(default_factory=Breaker)
     rate: PrefillRate = field(default_factory=PrefillRate)
     prefixes: PrefixMemory = field(default_factory=PrefixMemory)
+    heard_at: float = 0.0
     on_unready: Callable[[], None] | None = None
+    on_silent: dict[object, Callable[[], None]] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     _last_engine_id: str | None = None
 
@@ -135,6 +138,12 @@ class Engine:
         self.problem = problem
         if self.on_unready is not None:
             self.on_unready()
+
+    def mark_silent(self, problem: str) -> None:
+        """It answers nobody, though its connections stand: whoever waits for it need not wait longer."""
+        self.mark_unready(problem)
+        for tell in list(self.on_silent.values()):
+            tell()
 
 
 def engine_url(text: str) -> str:

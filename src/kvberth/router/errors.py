@@ -22,6 +22,8 @@ class FailureKind(StrEnum):
     CONNECT_TIMEOUT = "connect_timeout"
     FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - a token of text
     SERVER_ERROR = "server_error"
+    SILENT = "silent"
+    BEHIND = "behind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Failure:
             case FailureKind.CONNECT_TIMEOUT:
                 message = f"The {self.leg} leg could not connect to its engine in time."
                 return RouterError(504, message, code=f"{self.leg}_timeout")
-            case FailureKind.UNREACHABLE | FailureKind.SERVER_ERROR:
+            case _:
                 return RouterError(502, f"The {self.leg} leg's engine failed.", code=f"{self.leg}_failed")
 
 

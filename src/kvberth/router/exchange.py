@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +19,22 @@ from kvberth.router.choice import RequestFacts
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
 from kvberth.router.engines import Engine, EngineInfo
-from kvberth.router.errors import FailureKind
+from kvberth.router.errors import Failure, FailureKind
 from kvberth.router.fleet import Fleet, Visit
-from kvberth.router.legs import abandon, run_decode_leg, run_prefill_leg
+from kvberth.router.follow import Follow
+from kvberth.router.journal import Journal
+from kvberth.router.legs import abandon, close_stream, run_decode_leg, run_prefill_leg
 from kvberth.router.life import (
     AbortDecode,
     AbortPrefill,
     AwaitMoment,
     BindNow,
     DecodeAnswered,
+    DecodeBehind,
     DecodeFailed,
     Deliver,
     Event,
+    HandedOver,
     Life,
     PrefillAnswered,
     PrefillFailed,
@@ -37,11 +43,13 @@ from kvberth.router.life import (
     Retry,
     StartDecode,
     StartPrefill,
+    State,
 )
 from kvberth.router.metrics import Metrics
-from kvberth.router.moment import Moment
 from kvberth.router.request import ClientRequest
 from kvberth.router.roster import Roster
+from kvberth.router.timeline import Timeline, What
+from kvberth.router.watch import Watch
 
 __all__ = ["Exchange", "Service"]
 
@@ -55,19 +63,38 @@ class Service:
     config: RouterConfig
     fleet: Fleet
     roster: Roster
+    watch: Watch
     metrics: Metrics
     session: aiohttp.ClientSession
     control: Control
     admission: Admission
+    journal: Journal
 
 
 class Exchange:
-    """The legs of one request. `close` must be called, whatever happened: it ends what still runs."""
+    """The legs of one request. `close` must be called, whatever happened: it ends what still runs.
+
+    Args:
+        headers: for the engines.
+        timeline: what happens is noted there.
+        max_retries, failed_decodes: see `Life`.
+        with_token_ids: the decode worker is asked for the ids of its tokens.
+    """
 
     def __init__(
-        self, service: Service, request: ClientRequest, mode: Mode, binding: Binding, headers: list[Header]
+        self,
+        service: Service,
+        request: ClientRequest,
+        *,
+        mode: Mode,
+        binding: Binding,
+        headers: list[Header],
+        timeline: Timeline,
+        max_retries: int,
+        failed_decodes: Collection[Engine] = (),
+        with_token_ids: bool = False,
     ) -> None:
-        self._facts = RequestFacts(request.estimated_prompt_tokens, request.prefixes)
+        self._facts = RequestFacts(request.estimated_prompt_tokens, request.prefixes, request.prompt_bytes)
         self.life = Life(
             service.fleet.for_request(self._facts, time.monotonic),
             mode=mode,
@@ -75,10 +102,14 @@ class Exchange:
             obstacle=request.obstacle,
             num_consumers=request.num_consumers,
             new_transfer_id=lambda: str(uuid.uuid4()),
+            max_retries=max_retries,
+            failed_decodes=failed_decodes,
         )
         self._service = service
         self._request = request
         self._headers = headers
+        self._timeline = timeline
+        self._with_token_ids = with_token_ids
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
         self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
         self._decode_visit: Visit | None = None
@@ -88,25 +119,25 @@ class Exchange:
         self._prefill_seconds = 0.0
         self._delivered: Answer | None = None
         self._transfer: tuple[EngineInfo, str] | None = None
-        self._moment: Moment | None = None
-        self._is_bound = False
+        self._attempt = 0
+        self._follow: Follow | None = None
+        self._awaits_moment = False
+        self._is_told: asyncio.Future[None] | None = None
+        self._told: deque[Event] = deque()
 
     async def settle(self) -> Answer:
         """Run the legs until it is clear what the client gets. Raises `RouterError` if that is an error of ours."""
+        event: Event | None = None
         actions = self.life.begin()
         while True:
             for action in actions:
                 match action:
-                    case StartPrefill(engine, transfer_id, transfer_params):
-                        self._abandon_transfer()
-                        self._transfer = (engine.info, transfer_id) if engine.info is not None else None
-                        self._take_kv_from(engine)
-                        self._start_prefill(engine, transfer_params)
-                    case AwaitMoment(engine, transfer_id):
-                        self._is_bound = False
-                        self._await_moment(engine, transfer_id)
-                    case StartDecode(engine, transfer_params):
-                        self._start_decode(engine, transfer_params)
+                    case StartPrefill():
+                        self._begin_transfer(action)
+                    case AwaitMoment():
+                        self._awaits_moment = True
+                    case StartDecode():
+                        self._start_decode(action)
                     case AbortPrefill():
                         await self._end_prefill()
                     case AbortDecode():
@@ -118,10 +149,14 @@ class Exchange:
                         self._delivered = answer
                         self._take_kv_from(None)  # with D's first bytes all of it has arrived
                         self._stop_prefill_clock()
+                        self._end_follow()
                         return answer
                     case Refuse(error):
                         raise error
-            actions = self.life.handle(await self._next_event())
+            if isinstance(event, DecodeFailed):
+                close_stream(event)
+            event = await self._next_event()
+            actions = self.life.handle(event)
 
     def prefill_seconds(self) -> float:
         """For how long prefill legs have held the answer up, one that still runs included."""
@@ -137,34 +172,94 @@ class Exchange:
             self._delivered.rest.close()
         await self._end_decode()
         await self._end_prefill()
-        self._end_wait()
+        self._end_follow()
 
     async def _next_event(self) -> Event:
-        legs: set[asyncio.Future[Any]] = {leg for leg in (self._decode, self._prefill) if leg is not None}
-        moment = self._moment.has_come if self._moment is not None and not self._is_bound else None
-        if moment is not None:
-            legs.add(moment)
-        await asyncio.wait(legs, return_when=asyncio.FIRST_COMPLETED)
-        # If both are done, D's answer counts: it is whole even where P has failed meanwhile.
-        if self._decode is not None and self._decode.done():
-            event: Event = self._decode.result()
-            self._decode = None
-            if isinstance(event, DecodeFailed):
-                await self._end_decode()
-            return event
-        if moment is not None and moment.done() and not (self._prefill and self._prefill.done()):
-            self._is_bound = True
-            return BindNow()
-        if self._prefill is None:
-            raise RuntimeError("no leg is left to wait for")
-        self._end_wait()
-        event = self._prefill.result()
+        while True:
+            if self._told:
+                event = self._told.popleft()
+                if isinstance(event, BindNow) and not self._is_stale(event):
+                    await self._refresh_loads()
+                if not self._is_stale(event):
+                    return event
+            # If both have come, D's answer counts: it is whole even where P has failed meanwhile.
+            elif self._decode is not None and self._decode.done():
+                return self._decode_ended(self._decode.result())
+            elif self._prefill is not None and self._prefill.done():
+                return await self._prefill_ended(self._prefill.result())
+            else:
+                told = self._is_told = asyncio.get_running_loop().create_future()
+                legs: list[asyncio.Future[Any]] = [leg for leg in (self._decode, self._prefill) if leg is not None]
+                await asyncio.wait([*legs, told], return_when=asyncio.FIRST_COMPLETED)
+
+    def _is_stale(self, event: Event) -> bool:
+        """Whether what was told has been overtaken by a leg's end."""
+        match event:
+            case BindNow():
+                return self.life.state is not State.PREFILLING or self._prefill is None or self._prefill.done()
+            case DecodeBehind():
+                return self.life.state is not State.DECODING or self._decode is None or self._decode.done()
+            case _:
+                return False
+
+    def _decode_ended(self, event: DecodeAnswered | DecodeFailed) -> Event:
+        self._decode = None
+        if isinstance(event, DecodeFailed):
+            self._note_failure(event.failure)
+            self._leave_decode()
+        return event
+
+    async def _prefill_ended(self, event: PrefillAnswered | PrefillRejected | PrefillFailed) -> Event:
         self._prefill = None
+        match event:
+            case PrefillAnswered():
+                self._note_once(What.PREFILL_DONE)
+                if self.life.state is State.PREFILLING:
+                    await self._refresh_loads()
+                elif self._follow is not None:
+                    self._follow.expect_registration()
+            case PrefillFailed(failure):
+                self._note_failure(failure)
         seconds = self._first_token_seconds()
         if self._decode is not None and not self._decode.done() and seconds is not None:
             # Until now D could only wait for P, whose own clock ran.
             self._decode_clock.reschedule(asyncio.get_running_loop().time() + seconds)
         return event
+
+    async def _refresh_loads(self) -> None:
+        """Have the decode workers' loads as they are now, if there is a choice to make."""
+        if self._follow is not None:
+            self._follow.choosing()
+        decodes = self._service.fleet.decode
+        if len(decodes) > 1:
+            await self._service.watch.refresh(decodes)
+
+    def _begin_transfer(self, action: StartPrefill) -> None:
+        engine, transfer_id = action.engine, action.transfer_id
+        self._abandon_transfer()
+        self._end_follow()
+        self._attempt = 0
+        self._take_kv_from(engine)
+        self._note(What.PREFILL_SENT, engine=engine.url, reason=action.reason, transfer_id=transfer_id)
+        self._note(What.BINDING_CHOSEN, binding=self.life.binding, reason=self.life.binding_reason)
+        if engine.info is not None:
+            self._transfer = (engine.info, transfer_id)
+            self._follow = Follow(
+                self._service.control,
+                engine,
+                engine.info,
+                transfer_id,
+                on_moment=lambda: self._tell(BindNow()) if self._awaits_moment else None,
+                on_behind=lambda: self._tell(DecodeBehind()),
+                on_handed_over=lambda is_prefilled: self._tell(HandedOver(is_prefilled)),
+                note=self._note,
+            )
+        self._start_prefill(engine, action.transfer_params)
+
+    def _tell(self, event: Event) -> None:
+        self._told.append(event)
+        if self._is_told is not None and not self._is_told.done():
+            self._is_told.set_result(None)
 
     def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
         # Counted here and not in the task, so that a choice in the same instant sees it.
@@ -195,23 +290,17 @@ class Exchange:
         )
         self._prefill.add_done_callback(finish)
 
-    def _await_moment(self, engine: Engine, transfer_id: str) -> None:
-        self._end_wait()
-        if engine.info is not None:
-            self._moment = Moment(self._service.control, engine, engine.info, transfer_id)
-
-    def _end_wait(self) -> None:
-        """Whoever is to be bound is, or nobody will be."""
-        moment, self._moment = self._moment, None
-        if moment is not None:
-            moment.close()
-
-    def _start_decode(self, engine: Engine, transfer_params: bytes | None) -> None:
+    def _start_decode(self, action: StartDecode) -> None:
         # Counted until `_end_decode`: the engine is busy for as long as it streams.
-        fleet = self._service.fleet
+        engine, fleet = action.engine, self._service.fleet
+        self._leave_decode()
         visit = self._decode_visit = fleet.enter(engine, self._facts, time.monotonic())
-        if self._moment is not None:
-            self._moment.sent()
+        self._awaits_moment = False
+        self._attempt = action.attempt
+        if action.transfer_params is None:
+            self._end_follow()
+            self._note(What.LEFT_UNDIVIDED, reason=self.life.undivided_reason or "")
+        self._note(What.DECODE_SENT, engine=engine.url, reason=action.reason, attempt=action.attempt)
         self._decode_clock = asyncio.timeout(self._first_token_seconds() if self._prefill is None else None)
         self._decode = asyncio.create_task(
             run_decode_leg(
@@ -219,11 +308,13 @@ class Exchange:
                 engine,
                 self._request.endpoint,
                 headers=self._headers,
-                body=self._request.decode_body(transfer_params),
+                body=self._request.decode_body(action.transfer_params, with_token_ids=self._with_token_ids),
                 clock=self._decode_clock,
             )
         )
         self._decode.add_done_callback(lambda leg: fleet.report(visit, _outcome(leg), time.monotonic()))
+        if self._prefill is None and self._follow is not None:
+            self._follow.expect_registration()
 
     def _take_kv_from(self, engine: Engine | None) -> None:
         if self._kv_source is not None:
@@ -242,7 +333,7 @@ class Exchange:
     def _abandon_transfer(self) -> None:
         """A prefill that is finished cannot be aborted, and a decode worker may not have heard of it yet."""
         if self._transfer is not None:
-            self._service.control.abandon(*self._transfer, self._request.num_consumers)
+            self._service.control.abandon(*self._transfer, self._request.num_consumers, self._attempt)
             self._transfer = None
 
     async def _end_prefill(self) -> None:
@@ -252,11 +343,32 @@ class Exchange:
 
     async def _end_decode(self) -> None:
         leg, self._decode = self._decode, None
+        self._leave_decode()
+        if leg is not None:
+            await abandon(leg)
+
+    def _leave_decode(self) -> None:
         visit, self._decode_visit = self._decode_visit, None
         if visit is not None:
             self._service.fleet.leave(visit)
-        if leg is not None:
-            await abandon(leg)
+
+    def _end_follow(self) -> None:
+        follow, self._follow = self._follow, None
+        self._told.clear()
+        if follow is not None:
+            follow.close()
+
+    def _note(self, what: What, **facts: str | int | float) -> None:
+        self._timeline.note(time.monotonic(), what, **facts)
+
+    def _note_once(self, what: What) -> None:
+        """If it has not been noted since the prefill leg was sent."""
+        since, at = self._timeline.last(What.PREFILL_SENT), self._timeline.last(what)
+        if at is None or (since is not None and at < since):
+            self._note(what)
+
+    def _note_failure(self, failure: Failure) -> None:
+        self._note(What.LEG_FAILED, leg=failure.leg, kind=failure.kind, detail=failure.detail)
 
 
 def _has_prefilled(leg: asyncio.Task[Any]) -> bool:

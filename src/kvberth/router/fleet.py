@@ -11,11 +11,15 @@ from kvberth.router.breaker import BreakerState, Outcome
 from kvberth.router.choice import (
     DECODE_POLICIES,
     PREFILL_POLICIES,
+    BindingChoice,
     Choice,
     DecodePolicy,
     Policy,
     PrefillPolicy,
     RequestFacts,
+    choose_binding,
+    has_room,
+    missing_tokens,
 )
 from kvberth.router.engines import Engine, Role, Source
 from kvberth.router.load import Held
@@ -44,6 +48,7 @@ class Fleet:
         prefill_policy: PrefillPolicy = PrefillPolicy.QUEUE,
         decode_policy: DecodePolicy = DecodePolicy.FREE_KV,
         affinity_seconds: float = 0.5,
+        local_prefill_tokens: int = 0,
         on_forgotten: Callable[[Engine], None] | None = None,
         on_breaker: Callable[[Engine], None] | None = None,
     ) -> None:
@@ -51,6 +56,7 @@ class Fleet:
         self._prefill_policy = PREFILL_POLICIES[prefill_policy]
         self._decode_policy = DECODE_POLICIES[decode_policy]
         self._affinity_seconds = affinity_seconds
+        self._local_prefill_tokens = local_prefill_tokens
         self._on_forgotten = on_forgotten
         self._on_breaker = on_breaker
         self._turn = 0
@@ -104,12 +110,27 @@ class Fleet:
     def choose_decode(self, facts: RequestFacts, now: float, excluded: Collection[Engine] = ()) -> Choice | None:
         return self._choose(self.decode, self._decode_policy, facts, now, excluded)
 
+    def choose_decode_with_room(
+        self, facts: RequestFacts, now: float, excluded: Collection[Engine] = ()
+    ) -> Choice | None:
+        """A decode worker that is known to have room for the prompt."""
+        roomy = [engine for engine in self.decode if has_room(engine, facts)]
+        return self._choose(roomy, self._decode_policy, facts, now, excluded)
+
+    def choose_binding(self, prefill: Engine, facts: RequestFacts, now: float) -> BindingChoice:
+        """When to choose the decode worker of a prompt that this prefill worker gets."""
+        return choose_binding(prefill, [engine for engine in self.decode if engine.is_available(now)], facts)
+
+    def lacks_little(self, decode: Engine, facts: RequestFacts) -> bool:
+        """Whether this decode worker had better compute the prompt itself than wait for somebody else."""
+        return missing_tokens(decode, facts) < self._local_prefill_tokens
+
     def enter(self, engine: Engine, facts: RequestFacts, now: float) -> Visit:
         """A leg of a request starts at an engine."""
         self._turn += 1
         engine.last_turn = self._turn
         engine.held = Held(engine.held.requests + 1, engine.held.tokens + facts.prompt_tokens)
-        engine.prefixes.remember(facts.prefixes)
+        engine.prefixes.remember(facts.prefixes, facts.prompt_tokens)
         before = engine.breaker.state
         visit = Visit(engine, facts.prompt_tokens, now, engine.breaker.enter(now))
         self._tell_breaker(engine, before)
@@ -170,3 +191,12 @@ class RequestEngines:
 
     def choose_decode(self, excluded: Collection[Engine] = ()) -> Choice | None:
         return self._fleet.choose_decode(self._facts, self._clock(), excluded)
+
+    def choose_decode_with_room(self, excluded: Collection[Engine] = ()) -> Choice | None:
+        return self._fleet.choose_decode_with_room(self._facts, self._clock(), excluded)
+
+    def choose_binding(self, prefill: Engine) -> BindingChoice:
+        return self._fleet.choose_binding(prefill, self._facts, self._clock())
+
+    def lacks_little(self, decode: Engine) -> bool:
+        return self._fleet.lacks_little(decode, self._facts)

@@ -11,7 +11,7 @@ import msgspec
 
 from kvberth.router.errors import Leg, RouterError
 
-__all__ = ["error_event", "error_response", "is_anthropic", "readable_error"]
+__all__ = ["begins_with_failure", "error_event", "error_response", "is_anthropic", "readable_error"]
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -57,6 +57,18 @@ def readable_error(path: str, status: int, body: bytes, *, leg: Leg) -> bytes:
     return body
 
 
+def begins_with_failure(stream: bytes) -> bool:
+    """Whether an engine's stream begins with an error that is not the client's: its request has failed there."""
+    if not stream.startswith((b'data: {"error"', b"event: error")):
+        return False
+    data = stream[stream.index(b"data: ") + 6 :].partition(b"\n")[0] if b"data: " in stream else b""
+    try:
+        code = msgspec.json.decode(data, type=_Failed).error.code
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return True
+    return not (isinstance(code, int) and 400 <= code < 500)
+
+
 def _is_at(path: str, root: str) -> bool:
     return path == root or path.startswith(f"{root}/")
 
@@ -69,3 +81,11 @@ class _Said(msgspec.Struct):
     """OpenAI's form and Anthropic's have this much in common."""
 
     error: _ErrorText
+
+
+class _ErrorCode(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _Failed(msgspec.Struct):
+    error: _ErrorCode

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvberth.router.admin import ADMIN_PATHS
+from kvberth.router.admin import is_admin
 from kvberth.router.errors import RouterError
 from kvberth.router.forms import error_response, is_anthropic
 
 __all__ = ["ApiKeys"]
 
 # Probes and scrapers have no keys. The admin API looks at its own: who has that one needs no other.
-_OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"}) | ADMIN_PATHS
+_OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
 class ApiKeys:
@@ -26,7 +26,7 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["path"] in _OPEN_PATHS or self._knows(scope):
+        if scope["type"] != "http" or not self._digests or _is_open(scope["path"]) or self._knows(scope):
             await self._app(scope, receive, send)
             return
         refused = RouterError(401, "This needs a valid API key.", code="invalid_api_key")
@@ -38,6 +38,10 @@ class ApiKeys:
         presented = list(_presented(scope["path"], scope["headers"]))
         # Every pair is compared, so that the time taken does not tell which one fits.
         return any([hmac.compare_digest(_digest(key), digest) for key in presented for digest in self._digests])  # noqa: C419
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or is_admin(path)
 
 
 def _presented(path: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:

@@ -7,6 +7,9 @@ what the transfer held. Cancelling the task that runs one of these functions doe
 import asyncio
 import logging
 import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Any
 
@@ -15,7 +18,7 @@ import aiohttp
 from kvberth.router.answer import Header, Streamed, Whole
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, FailureKind, Leg
-from kvberth.router.forms import readable_error
+from kvberth.router.forms import begins_with_failure, readable_error
 from kvberth.router.headers import JSON, response_headers
 from kvberth.router.life import (
     DecodeAnswered,
@@ -26,7 +29,7 @@ from kvberth.router.life import (
 )
 from kvberth.router.request import take_transfer_params, without_transfer_params
 
-__all__ = ["StreamBrokenError", "abandon", "open_session", "run_decode_leg", "run_prefill_leg"]
+__all__ = ["StreamBrokenError", "abandon", "close_stream", "open_session", "run_decode_leg", "run_prefill_leg"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +47,19 @@ class _ResponseBytes:
     def __init__(self, engine: Engine, response: aiohttp.ClientResponse) -> None:
         self._engine = engine
         self._response = response
+        engine.on_silent[self] = response.close  # which ends a read that waits
 
     async def receive(self) -> bytes:
         try:
-            return await self._response.content.readany()
+            chunk = await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             self._engine.mark_unready(_describe(error))
             raise StreamBrokenError(f"{self._engine.url}: {_describe(error)}") from error
+        self._engine.heard_at = time.monotonic()
+        return chunk
 
     def close(self) -> None:
+        self._engine.on_silent.pop(self, None)
         self._response.close()
 
 
@@ -83,14 +90,17 @@ async def run_prefill_leg(
     first_token_timeout_seconds: float,
 ) -> PrefillAnswered | PrefillRejected | PrefillFailed:
     """P's leg from request to answer. The answer is one token that nobody reads, and the transfer's parameters."""
+    clock = asyncio.timeout(first_token_timeout_seconds)
     try:
         async with (
-            asyncio.timeout(first_token_timeout_seconds),
+            clock,
+            _ending_with(engine, clock),
             session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False) as response,
         ):
             answer = await response.read()
     except (aiohttp.ClientError, OSError) as error:
         return PrefillFailed(_failure("prefill", engine, error))
+    engine.heard_at = time.monotonic()
     if response.status == 200:
         return PrefillAnswered(take_transfer_params(answer))
     if 400 <= response.status < 500:
@@ -110,12 +120,12 @@ async def run_decode_leg(
     """D's leg up to its first bytes (a stream) or to its end (everything else).
 
     vLLM sends the head of a stream before it has scheduled the request, so the head proves nothing: until the first
-    bytes of the body the answer may still come from somewhere else. The caller owns the stream and closes it, and sets
-    the `clock` for those first bytes.
+    bytes of the body the answer may still come from somewhere else. An error may be those first bytes. The caller owns
+    the stream and closes it, and sets the `clock` for those first bytes.
     """
     response: aiohttp.ClientResponse | None = None
     try:
-        async with clock:
+        async with clock, _ending_with(engine, clock):
             response = await session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False)
             is_stream = response.status == 200 and response.content_type == "text/event-stream"
             content = await (response.content.readany() if is_stream else response.read())
@@ -127,6 +137,7 @@ async def run_decode_leg(
         if response is not None:
             response.close()
         raise
+    engine.heard_at = time.monotonic()
     if response.status == 200 and not content:
         response.close()
         return DecodeFailed(Failure("decode", FailureKind.UNREACHABLE, f"{engine.url} answered 200 and nothing else"))
@@ -134,10 +145,15 @@ async def run_decode_leg(
     if response.status >= 500:
         headers_without_type = tuple(header for header in kept if header[0] != "content-type")
         said = readable_error(path, response.status, content, leg="decode")
-        return DecodeAnswered(Whole(response.status, (*headers_without_type, JSON), said))
-    if is_stream:
-        return DecodeAnswered(Streamed(response.status, kept, content, _ResponseBytes(engine, response)))
-    return DecodeAnswered(Whole(response.status, kept, without_transfer_params(content)))
+        failure = Failure("decode", FailureKind.SERVER_ERROR, f"{engine.url} answered {response.status}")
+        return DecodeFailed(failure, Whole(response.status, (*headers_without_type, JSON), said))
+    if not is_stream:
+        return DecodeAnswered(Whole(response.status, kept, without_transfer_params(content)))
+    stream = Streamed(response.status, kept, content, _ResponseBytes(engine, response))
+    if begins_with_failure(content):
+        failure = Failure("decode", FailureKind.SERVER_ERROR, f"{engine.url} began its stream with an error")
+        return DecodeFailed(failure, stream)
+    return DecodeAnswered(stream)
 
 
 async def abandon(leg: asyncio.Task[Any]) -> None:
@@ -149,12 +165,46 @@ async def abandon(leg: asyncio.Task[Any]) -> None:
     if error := leg.exception():
         logger.error("a leg ended in an unexpected error", exc_info=error)
         return
-    match leg.result():
-        case DecodeAnswered(Streamed(rest=rest)):
+    close_stream(leg.result())
+
+
+def close_stream(ended: object) -> None:
+    """Close the stream that a leg's result holds, if it holds one."""
+    match ended:
+        case DecodeAnswered(Streamed(rest=rest)) | DecodeFailed(answer=Streamed(rest=rest)):
             rest.close()
 
 
+@asynccontextmanager
+async def _ending_with(engine: Engine, clock: asyncio.Timeout) -> AsyncIterator[None]:
+    """Within `clock`: let its time be up as soon as the engine is found to answer nobody."""
+    loop = asyncio.get_running_loop()
+    is_silent = False
+
+    def give_up() -> None:
+        nonlocal is_silent
+        is_silent = True
+        clock.reschedule(loop.time())
+
+    key = object()
+    engine.on_silent[key] = give_up
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if is_silent:
+            raise _SilentError from error
+        raise
+    finally:
+        del engine.on_silent[key]
+
+
+class _SilentError(aiohttp.ClientError):
+    """The engine answers nobody any more."""
+
+
 def _failure(leg: Leg, engine: Engine, error: Exception) -> Failure:
+    if isinstance(error, _SilentError):
+        return Failure(leg, FailureKind.SILENT, f"{engine.url} answers nobody")
     detail = f"{engine.url}: {_describe(error)}"
     if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
         # Slow is not gone: an engine with a long queue stays in service.

@@ -5,9 +5,11 @@
     bound late, and pull begin -> PREFILLING -------------- P answered -> DECODING -- D answered --> SETTLED
     undivided            begin ----------------------------------------> DECODING -- D answered --> SETTLED
 
-Until the client has seen a byte, a failure can be hidden: a failed prefill leg is tried once more on another engine and
-then the request is served undivided; a failed decode leg starts a new transfer, with both legs anew, on another decode
-worker. Once each, because a request that kills engines must not be shown to all of them.
+Until the client has seen a byte, a failure can be hidden. A decode leg that fails, or whose engine has no room when the
+prefill is done, is bound again to another decode worker: the transfer goes on as its next attempt, and what P has
+computed is kept. Where P has handed the KV to the one that failed, and where P fails, a new transfer begins with both
+legs anew. A prefill leg is tried once more on another engine, and then the request is served undivided; a decode leg
+`max_retries` times, because a request that kills engines must not be shown to all of them.
 
 After SETTLED only bytes flow. The caller ends a leg that is still running when the answer is complete.
 """
@@ -19,11 +21,11 @@ from typing import Any, Protocol
 
 from kvberth.router.answer import Answer
 from kvberth.router.binding import Binding
-from kvberth.router.choice import Choice
+from kvberth.router.choice import BindingChoice, Choice
 from kvberth.router.config import Mode
-from kvberth.router.engines import Engine, EngineInfo
-from kvberth.router.errors import Failure, Leg, RouterError
-from kvberth.router.transfer import decode_params, prefill_params
+from kvberth.router.engines import Engine
+from kvberth.router.errors import Failure, FailureKind, Leg, RouterError
+from kvberth.router.transfer import decode_params, prefill_params, with_attempt
 
 __all__ = [
     "AbortDecode",
@@ -32,10 +34,12 @@ __all__ = [
     "AwaitMoment",
     "BindNow",
     "DecodeAnswered",
+    "DecodeBehind",
     "DecodeFailed",
     "Deliver",
     "Engines",
     "Event",
+    "HandedOver",
     "Life",
     "PrefillAnswered",
     "PrefillFailed",
@@ -48,6 +52,9 @@ __all__ = [
 ]
 
 _UNDIVIDED = "undivided"
+_PREFILL_TRIES = 2
+# Reasons to serve a request undivided that hold for one try only: the next one may find other engines.
+_LITTLE_MISSING = "little_missing"
 
 
 class State(Enum):
@@ -86,9 +93,22 @@ class DecodeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class DecodeFailed:
-    """D brought nothing that a client could be shown."""
+    """D brought nothing that a client should be shown, or an error that is shown only if nobody does better."""
 
     failure: Failure
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBehind:
+    """The prompt has been computed for a while, and D has not reserved memory for it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """All of the KV that D lacked is there. `is_prefilled`: because it was computed, not because D lacked none."""
+
+    is_prefilled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,16 @@ class BindNow:
     """P will soon be done: the moment to choose D has come."""
 
 
-Event = BindNow | PrefillAnswered | PrefillRejected | PrefillFailed | DecodeAnswered | DecodeFailed
+Event = (
+    BindNow
+    | HandedOver
+    | PrefillAnswered
+    | PrefillRejected
+    | PrefillFailed
+    | DecodeAnswered
+    | DecodeBehind
+    | DecodeFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +133,22 @@ class StartPrefill:
     engine: Engine
     transfer_id: str
     transfer_params: bytes
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitMoment:
-    """Watch the prefill and say `BindNow` in time."""
-
-    engine: Engine
-    transfer_id: str
+    """Say `BindNow` shortly before the prefill ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartDecode:
-    """`transfer_params` is None where D computes the prompt itself."""
+    """`transfer_params` is None where D computes the prompt itself; `attempt` counts the transfer's decode workers."""
 
     engine: Engine
     transfer_params: bytes | None
+    reason: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +186,19 @@ class Engines(Protocol):
 
     def choose_prefill(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
     def choose_decode(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
+    def choose_decode_with_room(self, excluded: Collection[Engine] = ()) -> Choice | None: ...
+    def choose_binding(self, prefill: Engine) -> BindingChoice: ...
+    def lacks_little(self, decode: Engine) -> bool: ...
 
 
 class Life:
-    """Decides what happens next for one request. `obstacle` is why it cannot be split, or None."""
+    """Decides what happens next for one request.
+
+    Args:
+        obstacle: why it cannot be split, or None.
+        max_retries: failures of decode legs that are hidden from the client.
+        failed_decodes: decode workers that are not to be chosen.
+    """
 
     def __init__(
         self,
@@ -171,19 +209,27 @@ class Life:
         obstacle: str | None,
         num_consumers: int,
         new_transfer_id: Callable[[], str],
+        max_retries: int = 2,
+        failed_decodes: Collection[Engine] = (),
     ) -> None:
         self.state = State.NEW
         self.undivided_reason = obstacle
+        self.binding = Binding.LATE if mode is Mode.PULL else binding
+        self.binding_reason = "as asked for" if mode is not Mode.PULL else "a pull"
+        self.retries_left = max_retries
         self._engines = engines
         self._mode = mode
-        self.binding = Binding.LATE if mode is Mode.PULL else binding
+        self._asked_binding = self.binding
         self._transfer_id = ""
+        self._attempt = 0
         self._num_consumers = num_consumers
         self._new_transfer_id = new_transfer_id
         self._failed_prefills: list[Engine] = []
-        self._failed_decodes: list[Engine] = []
+        self._failed_decodes = list(failed_decodes)
         self._prefill: Engine | None = None
         self._decode: Engine | None = None
+        self._said_by_prefill: bytes | None = None
+        self._handed_over: HandedOver | None = None
 
     @property
     def path(self) -> str:
@@ -194,6 +240,15 @@ class Life:
     def awaited_leg(self) -> Leg:
         """The leg that holds the answer up."""
         return "prefill" if self.state in (State.PREFILLING, State.BOTH) else "decode"
+
+    @property
+    def decode(self) -> Engine | None:
+        """The decode worker that was chosen last."""
+        return self._decode
+
+    @property
+    def failed_decodes(self) -> tuple[Engine, ...]:
+        return tuple(self._failed_decodes)
 
     def begin(self) -> list[Action]:
         if self.state is not State.NEW:
@@ -208,38 +263,58 @@ class Life:
         return handler(self, event)
 
     def _start_transfer(self) -> list[Action]:
-        decode_choice = self._engines.choose_decode(self._failed_decodes)
-        if decode_choice is None:
+        if self.undivided_reason == _LITTLE_MISSING:
+            self.undivided_reason = None
+        decode = self._engines.choose_decode(self._failed_decodes)
+        if decode is None:
             return self._settle(Refuse(_no_decode_worker()))
-        decode = decode_choice.engine
+        if self.undivided_reason is None and self._engines.lacks_little(decode.engine):
+            self.undivided_reason = _LITTLE_MISSING
         if self.undivided_reason:
             return self._start_undivided(decode)
-        prefill_choice = self._engines.choose_prefill(self._failed_prefills)
-        prefill = prefill_choice.engine if prefill_choice else None
-        if prefill is None or prefill.info is None:
+        prefill = self._engines.choose_prefill(self._failed_prefills)
+        if prefill is None or prefill.engine.info is None:
             self.undivided_reason = "prefill_failed" if self._failed_prefills else "no_prefill_ready"
             return self._start_undivided(decode)
         self._transfer_id = transfer_id = self._new_transfer_id()
-        self._prefill = prefill
+        self._attempt = 0
+        self._prefill = prefill.engine
+        self._said_by_prefill = self._handed_over = None
         to_prefill = prefill_params(transfer_id, num_consumers=self._num_consumers, mode=self._mode)
-        start = StartPrefill(prefill, transfer_id, to_prefill)
+        start = StartPrefill(prefill.engine, transfer_id, to_prefill, prefill.reason)
         self.state = State.PREFILLING
+        if self._asked_binding is Binding.AUTO:
+            chosen = self._engines.choose_binding(prefill.engine)
+            self.binding, self.binding_reason = chosen.binding, chosen.reason
         match self.binding:
-            # D is chosen on load that is fresh then; that one is there at all was asked above.
-            case Binding.LATE:
-                return [start]
             case Binding.JIT:
-                return [start, AwaitMoment(prefill, transfer_id)]
+                return [start, AwaitMoment()]
             case Binding.EARLY:
-                return [start, self._bind(decode, prefill.info)]
+                return [start, self._bind(decode)]
+            case _:
+                # D is chosen on load that is fresh then; that one is there at all was asked above.
+                return [start]
 
-    def _bind(self, decode: Engine, producer: EngineInfo) -> StartDecode:
+    def _bind(self, choice: Choice) -> StartDecode:
         """D registers while P computes."""
         self.state = State.BOTH
-        self._decode = decode
-        return StartDecode(
-            decode, decode_params(self._transfer_id, num_consumers=self._num_consumers, producer=producer)
-        )
+        return self._start_decode(choice)
+
+    def _start_decode(self, choice: Choice) -> StartDecode:
+        """One more attempt of the transfer that runs, the first one included."""
+        self._decode = choice.engine
+        if self._said_by_prefill is not None:
+            params = with_attempt(self._said_by_prefill, self._attempt)
+        else:
+            assert self._prefill is not None
+            assert self._prefill.info is not None
+            params = decode_params(
+                self._transfer_id,
+                attempt=self._attempt,
+                num_consumers=self._num_consumers,
+                producer=self._prefill.info,
+            )
+        return StartDecode(choice.engine, params, choice.reason, self._attempt)
 
     def _moment_has_come(self, _event: BindNow) -> list[Action]:
         choice = self._engines.choose_decode(self._failed_decodes)
@@ -247,58 +322,86 @@ class Life:
             return self._settle(AbortPrefill(), Refuse(_no_decode_worker()))
         if self._prefill is None or self._prefill.info is None:
             return []  # it has just gone; its leg says so next
-        return [self._bind(choice.engine, self._prefill.info)]
+        return [self._bind(choice)]
 
-    def _start_undivided(self, decode: Engine) -> list[Action]:
+    def _start_undivided(self, choice: Choice) -> list[Action]:
         self.state = State.DECODING
-        self._decode = decode
-        return [StartDecode(decode, None)]
+        self._decode = choice.engine
+        return [StartDecode(choice.engine, None, choice.reason)]
 
-    def _prefill_done_after_binding(self, _event: PrefillAnswered) -> list[Action]:
+    def _prefill_done_after_binding(self, event: PrefillAnswered) -> list[Action]:
         self.state = State.DECODING
+        self._said_by_prefill = event.transfer_params
         return []
 
     def _prefill_done_before_binding(self, event: PrefillAnswered) -> list[Action]:
         choice = self._engines.choose_decode(self._failed_decodes)
         if choice is None:
             return self._settle(Refuse(_no_decode_worker()))
-        decode = choice.engine
         if event.transfer_params is None:
             self.undivided_reason = "no_transfer_params"
-            return self._start_undivided(decode)
+            return self._start_undivided(choice)
         self.state = State.DECODING
-        self._decode = decode
-        return [StartDecode(decode, event.transfer_params)]
+        self._said_by_prefill = event.transfer_params
+        return [self._start_decode(choice)]
 
     def _prefill_rejected(self, event: PrefillRejected) -> list[Action]:
         return self._settle(*self._abort_decode(), Deliver(event.answer))
 
     def _prefill_failed(self, event: PrefillFailed) -> list[Action]:
+        if self.state is State.BOTH and self._handed_over is not None:
+            self.state = State.DECODING  # D has all that it needs
+            return []
         aborts = self._abort_decode()
         if not event.failure.is_worth_another_engine:
             return self._settle(*aborts, Refuse(event.failure.as_error()))
-        if self._failed_prefills:
-            self.undivided_reason = "prefill_failed"
         if self._prefill is not None:
             self._failed_prefills.append(self._prefill)
+        if len(self._failed_prefills) == _PREFILL_TRIES:
+            self.undivided_reason = "prefill_failed"
         return [*aborts, Retry(event.failure), *self._start_transfer()]
+
+    def _all_has_arrived(self, event: HandedOver) -> list[Action]:
+        self._handed_over = event
+        return []
 
     def _decode_answered(self, event: DecodeAnswered) -> list[Action]:
-        return self._settle(Deliver(event.answer))
+        # P computes something that nobody needs, unless its answer is just on the way.
+        is_in_vain = self.state is State.BOTH and not (self._handed_over and self._handed_over.is_prefilled)
+        return self._settle(*([AbortPrefill()] if is_in_vain else []), Deliver(event.answer))
 
     def _decode_failed(self, event: DecodeFailed) -> list[Action]:
-        aborts: list[Action] = [AbortPrefill()] if self.state is State.BOTH else []
-        has_been_tried_again = bool(self._failed_decodes)
+        choice = None
         if self._decode is not None:
             self._failed_decodes.append(self._decode)
-        is_last = (
-            has_been_tried_again
-            or not event.failure.is_worth_another_engine
-            or self._engines.choose_decode(self._failed_decodes) is None
-        )
-        if is_last:
-            return self._settle(*aborts, Refuse(event.failure.as_error()))
-        return [*aborts, Retry(event.failure), *self._start_transfer()]
+        if event.failure.is_worth_another_engine and self.retries_left > 0:
+            choice = self._engines.choose_decode(self._failed_decodes)
+        if choice is None:
+            aborts: list[Action] = [AbortPrefill()] if self.state is State.BOTH else []
+            last = Deliver(event.answer) if event.answer is not None else Refuse(event.failure.as_error())
+            return self._settle(*aborts, last)
+        self.retries_left -= 1
+        return [Retry(event.failure), *self._bind_again(choice)]
+
+    def _decode_is_behind(self, _event: DecodeBehind) -> list[Action]:
+        assert self._decode is not None
+        excluded = [*self._failed_decodes, self._decode]
+        choice = self._engines.choose_decode_with_room(excluded) if self.retries_left > 0 else None
+        if choice is None or self._handed_over is not None:
+            return []  # it is in a queue, and all others have one too
+        self.retries_left -= 1
+        self._failed_decodes = excluded
+        behind = Failure("decode", FailureKind.BEHIND, f"{self._decode.url} has no room yet")
+        return [AbortDecode(), Retry(behind), *self._bind_again(choice)]
+
+    def _bind_again(self, choice: Choice) -> list[Action]:
+        if self.undivided_reason:
+            return self._start_transfer() if self.undivided_reason == _LITTLE_MISSING else self._start_undivided(choice)
+        if self._handed_over is not None or self._prefill is None or self._prefill.info is None:
+            # What P had computed is gone, with the decode worker that it was handed to or with P.
+            return [*([AbortPrefill()] if self.state is State.BOTH else []), *self._start_transfer()]
+        self._attempt += 1
+        return [self._start_decode(choice)]
 
     def _abort_decode(self) -> list[Action]:
         return [AbortDecode()] if self.state is State.BOTH else []
@@ -318,14 +421,18 @@ def _no_decode_worker() -> RouterError:
 # `Any` stands for the event named in the key.
 _HANDLERS: dict[tuple[State, type[Event]], Callable[[Life, Any], list[Action]]] = {
     (State.PREFILLING, BindNow): Life._moment_has_come,
+    (State.PREFILLING, HandedOver): Life._all_has_arrived,
     (State.PREFILLING, PrefillAnswered): Life._prefill_done_before_binding,
     (State.PREFILLING, PrefillRejected): Life._prefill_rejected,
     (State.PREFILLING, PrefillFailed): Life._prefill_failed,
+    (State.BOTH, HandedOver): Life._all_has_arrived,
     (State.BOTH, PrefillAnswered): Life._prefill_done_after_binding,
     (State.BOTH, PrefillRejected): Life._prefill_rejected,
     (State.BOTH, PrefillFailed): Life._prefill_failed,
     (State.BOTH, DecodeAnswered): Life._decode_answered,
     (State.BOTH, DecodeFailed): Life._decode_failed,
+    (State.DECODING, HandedOver): Life._all_has_arrived,
+    (State.DECODING, DecodeBehind): Life._decode_is_behind,
     (State.DECODING, DecodeAnswered): Life._decode_answered,
     (State.DECODING, DecodeFailed): Life._decode_failed,
 }

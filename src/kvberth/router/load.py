@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-__all__ = ["EngineLoad", "Held", "PrefillRate", "parse_load", "samples_of"]
+__all__ = ["LOAD_METRICS", "EngineLoad", "Held", "PrefillRate", "parse_load", "samples_of"]
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _CACHE_CONFIG = "vllm:cache_config_info"
+_PREFIX_CACHING = "enable_prefix_caching"
+
+LOAD_METRICS = (_RUNNING, _WAITING, _KV_USAGE, _CACHE_CONFIG)
+"""The metrics that `parse_load` needs."""
 
 # The weight of the past in a new measurement: about the last ten legs count.
 _DECAY = 0.9
@@ -30,7 +34,8 @@ class EngineLoad:
     """One reading of an engine's load.
 
     `held` is what this router had there when it asked: the difference to what it has now is not in the reading yet.
-    `kv_capacity_tokens` is None where the engine does not say how many blocks it has.
+    `kv_capacity_tokens` is None where the engine does not say how many blocks it has. `keeps_prefixes` is whether its
+    prefix cache is on.
     """
 
     read_at: float
@@ -39,6 +44,7 @@ class EngineLoad:
     waiting: int
     kv_usage: float
     kv_capacity_tokens: int | None
+    keeps_prefixes: bool = False
 
 
 def parse_load(metrics_text: str, *, read_at: float, held: Held) -> EngineLoad:
@@ -46,7 +52,7 @@ def parse_load(metrics_text: str, *, read_at: float, held: Held) -> EngineLoad:
 
     An engine with several data-parallel ranks counts as one: requests and blocks are added up.
     """
-    samples = samples_of(metrics_text, (_RUNNING, _WAITING, _KV_USAGE, _CACHE_CONFIG))
+    samples = samples_of(metrics_text, LOAD_METRICS)
     usages = _by_rank(samples, _KV_USAGE)
     return EngineLoad(
         read_at=read_at,
@@ -55,6 +61,7 @@ def parse_load(metrics_text: str, *, read_at: float, held: Held) -> EngineLoad:
         waiting=round(sum(_by_rank(samples, _WAITING).values())),
         kv_usage=sum(usages.values()) / len(usages),
         kv_capacity_tokens=_kv_capacity(samples),
+        keeps_prefixes=any(sample.labels.get(_PREFIX_CACHING) == "True" for sample in samples),
     )
 
 

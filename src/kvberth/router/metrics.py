@@ -73,6 +73,11 @@ class Metrics:
             "Streams that had begun with 200 when their engine went away",
             registry=self.registry,
         )
+        self.continued_streams = Counter(
+            "kvberth_router_continued_streams",
+            "Streams whose engine went away and that went on at another one",
+            registry=self.registry,
+        )
         self.undivided = Counter(
             "kvberth_router_undivided",
             "Requests that a decode worker served alone, by the reason",

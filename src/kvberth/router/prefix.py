@@ -1,20 +1,32 @@
 """Which engine has seen the beginning of a prompt before, and so may still have its KV cache. No I/O.
 
-The router does not tokenize. It takes digests of the request's bytes at a few lengths, so that both a system prompt
+The router does not tokenize. It takes digests of the request's bytes at several lengths, so that both a system prompt
 that many share and one conversation that grows are recognised; the longest that an engine knows counts.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
-__all__ = ["PrefixMemory", "prefix_digests"]
+__all__ = ["PrefixMemory", "matched_bytes", "prefix_digests"]
 
-# At about 4 bytes a token these are 128 to 8,192 tokens: 8 to 512 of vLLM's usual blocks. Shorter prompts are computed
-# sooner than looked for.
-_LENGTHS_BYTES = (512, 2048, 8192, 32768)
+
+def _lengths() -> tuple[int, ...]:
+    """512 bytes, every KiB up to 32, and from there on an eighth more each, to 4 MiB.
+
+    At about 4 bytes a token the first is 128 tokens, or 8 of vLLM's usual blocks. Shorter prompts are computed sooner
+    than looked for.
+    """
+    lengths = [512, *range(1024, 32 * 1024 + 1, 1024)]
+    while lengths[-1] < 4 * 1024 * 1024:
+        lengths.append(lengths[-1] * 9 // 8)
+    return tuple(lengths)
+
+
+_LENGTHS_BYTES = _lengths()
 _DIGEST_BYTES = 16
-_REMEMBERED_DIGESTS = 8192
+_REMEMBERED_DIGESTS = 65536
 
 
 def prefix_digests(seed: Iterable[bytes], prompt: bytes) -> tuple[bytes, ...]:
@@ -28,32 +40,50 @@ def prefix_digests(seed: Iterable[bytes], prompt: bytes) -> tuple[bytes, ...]:
         digest.update(part)
     digests = []
     start = 0
-    for end in _LENGTHS_BYTES:
-        if len(prompt) < end:
-            break
+    for end in takewhile(lambda length: length <= len(prompt), _LENGTHS_BYTES):
         digest.update(prompt[start:end])
         digests.append(digest.digest())
         start = end
     return tuple(digests)
 
 
+def matched_bytes(count: int) -> int:
+    """How much of a prompt its first `count` digests cover."""
+    return _LENGTHS_BYTES[count - 1] if count else 0
+
+
 class PrefixMemory:
-    """The beginnings that one engine saw lately; the longest unused are forgotten first."""
+    """The beginnings that one engine saw lately; the longest unused are forgotten first.
+
+    Each is remembered with the number of prompt tokens that the engine had been sent before: an engine's cache forgets
+    in the same order, as what comes later needs the room.
+    """
 
     def __init__(self, capacity: int = _REMEMBERED_DIGESTS) -> None:
         self._capacity = capacity
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self._sent_tokens = 0
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def remember(self, digests: Sequence[bytes]) -> None:
+    def remember(self, digests: Sequence[bytes], prompt_tokens: int = 0) -> None:
+        """The engine is sent a prompt of so many tokens, with these beginnings."""
         for digest in digests:
-            self._seen[digest] = None
+            self._seen[digest] = self._sent_tokens
             self._seen.move_to_end(digest)
+        self._sent_tokens += prompt_tokens
         while len(self._seen) > self._capacity:
             self._seen.popitem(last=False)
 
-    def match(self, digests: Sequence[bytes]) -> int:
-        """How many of the digests, from the shortest beginning on, are known; 0 is none."""
-        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._seen), 0)
+    def match(self, digests: Sequence[bytes], within_tokens: float = float("inf")) -> int:
+        """How many of the digests, from the shortest beginning on, are known; 0 is none.
+
+        Those that were seen before the last `within_tokens` tokens do not count.
+        """
+        oldest = self._sent_tokens - within_tokens
+        for count in range(len(digests), 0, -1):
+            seen = self._seen.get(digests[count - 1])
+            if seen is not None and seen >= oldest:
+                return count
+        return 0

@@ -9,14 +9,19 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from kvberth.router.answer import Header, Streamed
+from kvberth.router.answer import Answer, Header, Streamed
+from kvberth.router.binding import Binding
 from kvberth.router.call import Call
+from kvberth.router.config import Mode
+from kvberth.router.continuation import Continuation
 from kvberth.router.deadline import Spent
+from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Exchange, Service
 from kvberth.router.headers import BINDING, MODE, PATH, REASON, request_headers
 from kvberth.router.legs import StreamBrokenError
-from kvberth.router.request import Endpoint, parse_request
+from kvberth.router.request import ClientRequest, Endpoint, parse_request
+from kvberth.router.timeline import Timeline, What
 
 __all__ = ["Proxy"]
 
@@ -47,10 +52,13 @@ class _Generation(Call):
         super().__init__(service, scope, send, endpoint)
         self._endpoint = endpoint
         self._exchange: Exchange | None = None
+        self._timeline = Timeline(self.request_id, endpoint, time.time(), self.arrived)
+        self._legs_headers: list[Header] = []
+        service.journal.begin(self._timeline)
 
     @property
     def kv_path(self) -> str:
-        return self._exchange.life.path if self._exchange else "none"
+        return self._timeline.path
 
     def own_headers(self) -> list[Header]:
         if self._exchange is None:
@@ -64,20 +72,25 @@ class _Generation(Call):
         super().count()
         if self._exchange and self._exchange.life.undivided_reason:
             self.service.metrics.undivided.labels(self._exchange.life.undivided_reason).inc()
+        self._timeline.end(time.monotonic(), self.code)
+        self.service.journal.end(self._timeline)
 
     async def answer(self, body: bytes) -> None:
         config = self.service.config
         mode = self._asked(MODE, config.mode, "invalid_mode")
-        request = parse_request(self._endpoint, body)
-        headers = request_headers(self.headers.items(), self.request_id, with_credentials=config.passes_credentials)
         binding = self._asked(BINDING, config.binding, "invalid_binding")
-        self._exchange = exchange = Exchange(self.service, request, mode, binding, headers)
+        request = parse_request(self._endpoint, body)
+        self._timeline.mode = mode
+        self._timeline.note(time.monotonic(), What.ADMITTED, prompt_tokens=request.estimated_prompt_tokens)
+        self._legs_headers = request_headers(
+            self.headers.items(), self.request_id, with_credentials=config.passes_credentials
+        )
         began = time.monotonic()
         try:
             async with asyncio.timeout(self.seconds_left()):
-                await self._settle_and_send(exchange)
+                await self._answer(request, mode, binding)
         except TimeoutError as error:
-            prefill_seconds = exchange.prefill_seconds()
+            prefill_seconds = self._exchange.prefill_seconds() if self._exchange else 0.0
             spent = Spent(self.queue_seconds, prefill_seconds, time.monotonic() - began - prefill_seconds)
             raise spent.timeout(self.allowed_seconds or 0.0) from error
         except StreamBrokenError as error:
@@ -85,17 +98,75 @@ class _Generation(Call):
             logger.warning("request %s: the decode leg broke in mid-stream: %s", self.request_id, error)
             message = "The decode leg's engine went away in the middle of its answer."
             raise RouterError(502, message, code="decode_failed") from error
-        finally:
-            await exchange.close()
 
-    async def _settle_and_send(self, exchange: Exchange) -> None:
-        answer = await exchange.settle()
-        if isinstance(answer, Streamed):
-            elapsed = time.monotonic() - self.arrived
-            self.service.metrics.time_to_first_token.labels(exchange.life.path).observe(elapsed)
-            await self.reply.send_stream(answer, self.own_headers())
-        else:
+    async def _answer(self, request: ClientRequest, mode: Mode, binding: Binding) -> None:
+        """One exchange, and another one each time that a stream breaks and can be continued."""
+        continuation = None
+        if request.is_continuable and self.service.config.continue_streams:
+            continuation = Continuation(request, shows_ids=request.shows_token_ids)
+        broken: StreamBrokenError | None = None
+        while True:
+            last = self._exchange
+            self._exchange = exchange = Exchange(
+                self.service,
+                request,
+                mode=mode,
+                binding=binding,
+                headers=self._legs_headers,
+                timeline=self._timeline,
+                max_retries=last.life.retries_left - 1 if last else self.service.config.max_retries,
+                failed_decodes=_failed_decodes(last) if last else (),
+                with_token_ids=continuation is not None,
+            )
+            try:
+                answer = await self._settle(exchange)
+                if broken is not None and not (isinstance(answer, Streamed) and answer.status == 200):
+                    raise broken
+                await self._send(answer, continuation)
+            except StreamBrokenError as error:
+                if error is broken:
+                    raise
+                self._note_break(error)
+                if continuation is None or not continuation.is_possible or exchange.life.retries_left == 0:
+                    raise
+                broken = error
+            except RouterError as error:
+                raise broken or error from None
+            else:
+                return
+            finally:
+                await exchange.close()
+            request = self._continue(continuation, broken)
+
+    def _continue(self, continuation: Continuation, broken: StreamBrokenError) -> ClientRequest:
+        """The request for what is left of an answer whose stream has broken."""
+        request = continuation.request()
+        logger.warning("request %s: goes on elsewhere, since its stream has broken: %s", self.request_id, broken)
+        self.service.metrics.continued_streams.inc()
+        self._timeline.note(time.monotonic(), What.CONTINUED, tokens=continuation.num_tokens)
+        return request
+
+    def _note_break(self, error: StreamBrokenError) -> None:
+        self._timeline.note(time.monotonic(), What.LEG_FAILED, leg="decode", kind="stream_broken", detail=str(error))
+
+    async def _settle(self, exchange: Exchange) -> Answer:
+        try:
+            return await exchange.settle()
+        finally:
+            if self.reply.status is None:
+                self._timeline.path = exchange.life.path
+
+    async def _send(self, answer: Answer, continuation: Continuation | None) -> None:
+        if not isinstance(answer, Streamed):
             await self.reply.send_whole(answer, self.own_headers())
+            return
+        now = time.monotonic()
+        self._timeline.note(now, What.FIRST_TOKEN)
+        if self.reply.status is None:
+            self.service.metrics.time_to_first_token.labels(self._timeline.path).observe(now - self.arrived)
+        await self.reply.send_stream(
+            answer, self.own_headers(), continuation.pass_on if continuation is not None else None
+        )
 
     def _asked(self, header: str, default: _Choice, code: str) -> _Choice:
         """What a header asks for, one of the values of the default's kind."""
@@ -108,3 +179,9 @@ class _Generation(Call):
         except ValueError as error:
             message = f"{header} must be one of {', '.join(kind)}, got {asked!r}."
             raise RouterError(400, message, code=code, param=header) from error
+
+
+def _failed_decodes(exchange: Exchange) -> list[Engine]:
+    """Those that have failed a request, the one whose stream has broken among them."""
+    decode = exchange.life.decode
+    return [*exchange.life.failed_decodes, *([decode] if decode is not None else [])]

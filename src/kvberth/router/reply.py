@@ -6,7 +6,7 @@ full, and no more is read from the engine meanwhile. `StallWatch` tells when tha
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
 from starlette.types import Message, Send
@@ -38,13 +38,24 @@ class Reply:
         await self._send({"type": "http.response.body", "body": answer.body, "more_body": True})
         await self._send({"type": "http.response.body"})  # waits until the client has read most of the body
 
-    async def send_stream(self, answer: Streamed, own_headers: Iterable[Header] = ()) -> None:
-        """Pass a stream on; what its source raises passes through, with the response left open for `send_error`."""
-        await self._send_head(answer.status, (*answer.headers, *own_headers))
-        self._is_mid_stream = True
+    async def send_stream(
+        self,
+        answer: Streamed,
+        own_headers: Iterable[Header] = (),
+        pass_on: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """Pass a stream on, or what `pass_on` makes of its events.
+
+        What its source raises passes through, with the response left open: for `send_error`, or for another stream that
+        goes on where this one ended.
+        """
+        if self.status is None:
+            await self._send_head(answer.status, (*answer.headers, *own_headers))
+            self._is_mid_stream = True
         async with aclosing(whole_events(answer)) as events:
             async for chunk in events:
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+                body = chunk if pass_on is None else pass_on(chunk)
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self._is_mid_stream = False
         await self._send({"type": "http.response.body"})
 

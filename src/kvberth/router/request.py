@@ -95,6 +95,18 @@ _IMAGE_BEGINS = re.compile(rb'"data(?::|"\s*:\s*")')
 _TOKENS_PER_IMAGE = 1000
 # What renderers write before the conversation, and what else keeps one KV cache apart from another.
 _PREFIX_SEED = ("model", "cache_salt", "tools")
+# What a continued stream cannot have: text of one stream that hides tokens of the other, state that begins with the
+# first token, and positions that count from it.
+_NOT_CONTINUABLE = (
+    *("stop", "echo", "tools", "functions", "prompt_embeds", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "thinking_token_budget", "repetition_detection"),
+)
+_SIGNS_OF_MEDIA = (b'_url"', b'"input_audio"', b'"image', b'"audio', b'"video')
+_NO_VALUES = (b"null", b"false", b"[]", b"0", b"0.0", b'""')
+_PLAIN_FORMATS = (b"null", b'{"type":"text"}', b'{"type": "text"}')
+_DEFAULT_COMPLETION_TOKENS = b"16"
+_COUNTS_OF_TOKENS = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -103,26 +115,41 @@ class ClientRequest:
 
     `obstacle` says why it cannot be split (a word for a header and a metric), or is None. `num_consumers` is how many
     sequences of D will load the prompt's KV. `prefixes` are digests of the prompt's beginnings, shortest first.
+    `is_continuable` is whether its stream, if it breaks, may go on at another engine; see `continuation.py`.
+    `shows_token_ids` is whether the client has asked to see them.
+
+    Args:
+        prompt_token_ids: JSON of the ids that are to be taken for the prompt, whatever the fields say.
     """
 
     __slots__ = (
         "_body",
         "_fields",
+        "_prompt_token_ids",
         "endpoint",
         "estimated_prompt_tokens",
+        "is_continuable",
         "is_streamed",
         "num_consumers",
         "obstacle",
         "prefixes",
+        "prompt_bytes",
+        "shows_token_ids",
     )
 
-    def __init__(self, endpoint: Endpoint, body: bytes, fields: dict[str, msgspec.Raw]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        body: bytes,
+        fields: dict[str, msgspec.Raw],
+        prompt_token_ids: bytes | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.is_streamed = _is_set(fields, "stream")
         self.estimated_prompt_tokens = estimated_prompt_tokens(endpoint, fields)
-        self.prefixes = prefix_digests(
-            (bytes(fields.get(name, b"")) for name in _PREFIX_SEED), _prompt(endpoint, fields)
-        )
+        prompt = _prompt(endpoint, fields)
+        self.prompt_bytes = len(prompt)
+        self.prefixes = prefix_digests((bytes(fields.get(name, b"")) for name in _PREFIX_SEED), prompt)
         self.num_consumers = 1
         self.obstacle: str | None
         match endpoint:
@@ -133,8 +160,11 @@ class ClientRequest:
                 self.obstacle = _responses_obstacle(fields)
             case Endpoint.MESSAGES:
                 self.obstacle = None
+        self.is_continuable = self.is_streamed and self.obstacle is None and _is_continuable(endpoint, fields)
+        self.shows_token_ids = _is_set(fields, "return_token_ids")
         self._body = body
         self._fields = fields
+        self._prompt_token_ids = prompt_token_ids
 
     def prefill_body(self, transfer_params: bytes) -> bytes:
         """P's body: the fields that shape the prompt, one token, no stream."""
@@ -142,16 +172,42 @@ class ClientRequest:
         kept: dict[str, object] = {name: value for name, value in self._fields.items() if name not in dropped}
         kept |= _FOR_PREFILL[self.endpoint]
         kept["stream"] = False
-        kept[_TRANSFER_FIELD] = msgspec.Raw(transfer_params)
+        kept[_TRANSFER_FIELD] = msgspec.Raw(self._with_prompt(transfer_params))
         return msgspec.json.encode(kept)
 
-    def decode_body(self, transfer_params: bytes | None) -> bytes:
-        """D's body: the client's own bytes, with the transfer's parameters in front, or unchanged without any."""
-        if transfer_params is None:
+    def decode_body(self, transfer_params: bytes | None, *, with_token_ids: bool = False) -> bytes:
+        """D's body: the client's own bytes, with the transfer's parameters in front, or unchanged without any.
+
+        `with_token_ids` asks for the ids of prompt and answer too, unless the client has said what it wants.
+        """
+        front = []
+        if transfer_params is not None or self._prompt_token_ids is not None:
+            front.append(b'"kv_transfer_params":' + self._with_prompt(transfer_params or b"{}"))
+        if with_token_ids:
+            front.append(b'"return_token_ids":true')  # before the client's own, which counts then
+        if not front:
             return self._body
-        separator = b"," if self._fields else b""
         after_brace = self._body.index(b"{") + 1
-        return b"".join((b'{"kv_transfer_params":', transfer_params, separator, self._body[after_brace:]))
+        separator = b"," if self._fields else b""
+        return b"".join((b"{", b",".join(front), separator, self._body[after_brace:]))
+
+    def continued(self, prompt_token_ids: list[int], token_ids: list[int]) -> "ClientRequest":
+        """The request for what is left of the answer: the same, with what was made of it as part of the prompt."""
+        made = len(token_ids)
+        fields = dict(self._fields)
+        if self.endpoint is Endpoint.COMPLETIONS:
+            fields.setdefault("max_tokens", msgspec.Raw(_DEFAULT_COMPLETION_TOKENS))
+        for name, least in _COUNTS_OF_TOKENS.items():
+            if (count := _count(fields.get(name))) is not None:
+                fields[name] = msgspec.Raw(b"%d" % max(least, count - made))
+        ids = msgspec.json.encode(prompt_token_ids + token_ids)
+        return ClientRequest(self.endpoint, msgspec.json.encode(fields), fields, ids)
+
+    def _with_prompt(self, transfer_params: bytes) -> bytes:
+        if self._prompt_token_ids is None:
+            return transfer_params
+        separator = b"" if transfer_params == b"{}" else b","
+        return b"".join((b'{"prompt_token_ids":', self._prompt_token_ids, separator, transfer_params[1:]))
 
 
 def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
@@ -273,6 +329,23 @@ def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
         if prompts > 1:
             return "several_prompts"
     return None
+
+
+def _is_continuable(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> bool:
+    if endpoint not in (Endpoint.COMPLETIONS, Endpoint.CHAT) or _count(fields.get("n")) not in (None, 1):
+        return False
+    if any(bytes(fields.get(name, b"null")) not in _NO_VALUES for name in _NOT_CONTINUABLE):
+        return False
+    if endpoint is Endpoint.COMPLETIONS and bytes(fields.get("logprobs", b"null")) != b"null":
+        return False  # their offsets count from the first character
+    if endpoint is Endpoint.CHAT and any(sign in _prompt(endpoint, fields) for sign in _SIGNS_OF_MEDIA):
+        return False  # the ids of a prompt do not hold its images
+    return bytes(fields.get("response_format", b"null")) in _PLAIN_FORMATS
+
+
+def _count(value: msgspec.Raw | None) -> int | None:
+    text = b"null" if value is None else bytes(value)
+    return int(text) if text.isdigit() and len(text) < 10 else None
 
 
 def _responses_obstacle(fields: dict[str, msgspec.Raw]) -> str | None:

@@ -1,7 +1,7 @@
 """The `kv_transfer_params` that the router gives to the two legs of one transfer.
 
 The names are vLLM's own wherever vLLM has one, so that they read the same in an engine's log. What a connector
-answers (pull) is passed on as bytes and not looked into here.
+answers (pull) is passed on as it is, but for the attempt.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from kvberth.router.config import Mode
 from kvberth.router.engines import EngineInfo
 
-__all__ = ["decode_params", "prefill_params"]
+__all__ = ["decode_params", "prefill_params", "with_attempt"]
 
 
 class _PrefillParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +41,12 @@ def prefill_params(transfer_id: str, *, num_consumers: int, mode: Mode) -> bytes
     return msgspec.json.encode(_PrefillParams(transfer_id=transfer_id, num_consumers=num_consumers, transfer_mode=mode))
 
 
-def decode_params(transfer_id: str, *, num_consumers: int, producer: EngineInfo) -> bytes:
+def decode_params(transfer_id: str, *, num_consumers: int, producer: EngineInfo, attempt: int = 0) -> bytes:
     """JSON for D's leg of a push: where the prefill worker listens for registrations."""
     return msgspec.json.encode(
         _DecodeParams(
             transfer_id=transfer_id,
+            attempt=attempt,
             num_consumers=num_consumers,
             remote_engine_id=producer.engine_id,
             remote_request_id=transfer_id,
@@ -54,3 +55,14 @@ def decode_params(transfer_id: str, *, num_consumers: int, producer: EngineInfo)
             tp_size=producer.tp_size,
         )
     )
+
+
+def with_attempt(said_by_prefill: bytes, attempt: int) -> bytes:
+    """What a prefill worker's connector answered, for the decode worker of this attempt (from 0)."""
+    if attempt == 0:
+        return said_by_prefill
+    try:
+        fields = msgspec.json.decode(said_by_prefill, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:  # no object: nothing that we know, and nothing that could hold an attempt
+        return said_by_prefill
+    return msgspec.json.encode({**fields, "attempt": attempt})

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
 from kvberth.router.engines import Engine, parse_engine_info
-from kvberth.router.load import parse_load
+from kvberth.router.load import LOAD_METRICS, parse_load
 
 __all__ = ["Watch", "watching"]
 
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 # An engine under full load answers /health late, because its HTTP server tokenizes prompts on the same loop.
 _PATIENCE_SECONDS = 5.0
+# What a fresh reading for a choice may cost a request, and how old one may be that is fresh still.
+_REFRESH_SECONDS = 0.05
+_FRESH_SECONDS = 0.03
 # A reading older than this says nothing of now: the engine then counts as one whose load is not known.
 _STALE_SECONDS = 10.0
 
@@ -28,6 +31,7 @@ class Watch:
         self._session = session
         self._interval_seconds = interval_seconds
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
+        self._readings: dict[Engine, asyncio.Task[None]] = {}
 
     def follow(self, engine: Engine) -> None:
         """Watch this engine from now on, until `forget`."""
@@ -40,9 +44,34 @@ class Watch:
         if task := self._tasks.pop(engine, None):
             task.cancel()
 
+    async def refresh(self, engines: Iterable[Engine]) -> None:
+        """Read the loads of these engines anew, for a choice that is made now.
+
+        Waits for no more than 50 ms: what has not come by then comes later. Requests that want the same share one
+        reading.
+        """
+        now = time.monotonic()
+        readings = [
+            self._reading(engine)
+            for engine in engines
+            if engine.is_ready and (engine.load is None or now - engine.load.read_at > _FRESH_SECONDS)
+        ]
+        if readings:
+            await asyncio.wait(readings, timeout=_REFRESH_SECONDS)
+
+    def _reading(self, engine: Engine) -> asyncio.Task[None]:
+        task = self._readings.get(engine)
+        if task is None:
+            task = asyncio.create_task(_read_load(self._session, engine), name=f"load {engine.url}")
+            self._readings[engine] = task
+            task.add_done_callback(lambda _: self._readings.pop(engine))
+        return task
+
     async def close(self) -> None:
         """End all tasks."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._readings.values()]
+        for task in tasks:
+            task.cancel()
         for engine in list(self._tasks):
             self.forget(engine)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -79,14 +108,19 @@ async def _watch(session: aiohttp.ClientSession, engine: Engine, interval_second
 
 
 async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
+    asked_at = time.monotonic()
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             async with session.get(f"{engine.url}/health") as response:
+                engine.heard_at = time.monotonic()
                 if response.status != 200:
                     engine.mark_unready(f"/health answered {response.status}")
                     return
     except (aiohttp.ClientError, OSError) as error:
-        engine.mark_unready(_why(error))
+        if isinstance(error, TimeoutError) and engine.heard_at <= asked_at:
+            engine.mark_silent(_why(error))
+        elif not isinstance(error, TimeoutError):
+            engine.mark_unready(_why(error))
         return
     read_at, held = time.monotonic(), engine.held
     try:
@@ -111,6 +145,15 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
         _forget_stale_load(engine)
 
 
+async def _read_load(session: aiohttp.ClientSession, engine: Engine) -> None:
+    """The load alone, of an engine that is known to be well: a fraction of the whole page's cost."""
+    read_at, held = time.monotonic(), engine.held
+    with suppress(aiohttp.ClientError, OSError, ValueError):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            text = await _metrics_text(session, engine, names=LOAD_METRICS)
+        engine.load = parse_load(text, read_at=read_at, held=held)
+
+
 def _forget_stale_load(engine: Engine) -> None:
     if engine.load is not None and time.monotonic() - engine.load.read_at > _STALE_SECONDS:
         engine.load = None
@@ -120,8 +163,8 @@ def _why(error: Exception) -> str:
     return str(error) or f"gave no answer within {_PATIENCE_SECONDS:g} s"
 
 
-async def _metrics_text(session: aiohttp.ClientSession, engine: Engine) -> str:
-    async with session.get(f"{engine.url}/metrics") as response:
+async def _metrics_text(session: aiohttp.ClientSession, engine: Engine, names: Iterable[str] = ()) -> str:
+    async with session.get(f"{engine.url}/metrics", params=[("name[]", name) for name in names]) as response:
         if response.status != 200:
             raise ValueError(f"/metrics answered {response.status}")
         return await response.text()

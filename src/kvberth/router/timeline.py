@@ -1,0 +1,113 @@
+"""What happened to one request, and when: for people, for traces and for metrics. No I/O and no clock.
+
+A timeline is written while the request is served and read by everybody else: `phases` says what the time went into.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["Event", "Phase", "Timeline", "What"]
+
+Fact = str | int | float
+
+
+class What(StrEnum):
+    """What can happen. Behind each, the facts that are noted with it."""
+
+    ADMITTED = "admitted"  # prompt_tokens (an estimate)
+    BINDING_CHOSEN = "binding_chosen"  # binding, reason
+    PREFILL_SENT = "prefill_sent"  # engine, reason, transfer_id
+    PREFILL_BEGAN = "prefill_began"  # the first step of the prompt has begun
+    DECODE_SENT = "decode_sent"  # engine, reason, attempt
+    REGISTERED = "registered"  # the decode worker's blocks are known to the prefill worker
+    PREFILL_DONE = "prefill_done"
+    TRANSFERRED = "transferred"  # all KV has arrived
+    FIRST_TOKEN = "first_token"  # noqa: S105 - a token of text
+    LEG_FAILED = "leg_failed"  # leg, kind, detail: hidden from the client, or its end
+    CONTINUED = "continued"  # tokens: a broken stream goes on behind so many
+    LEFT_UNDIVIDED = "left_undivided"  # reason
+    ENDED = "ended"  # status
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`at` is in seconds since the request arrived."""
+
+    at: float
+    what: What
+    facts: dict[str, Fact]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a stretch of time went into: `queue`, `prefill`, `transfer` or `decode`. Seconds since the arrival."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(slots=True, eq=False)
+class Timeline:
+    """One request's. `arrived_at` is in seconds since the epoch, `began` on the clock that `note` is given.
+
+    `status` is None while the request is served; 499 is a client that went away.
+    """
+
+    request_id: str
+    endpoint: str
+    arrived_at: float
+    began: float
+    mode: str = ""
+    path: str = "none"
+    status: int | None = None
+    output_chunks: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    def note(self, now: float, what: What, **facts: Fact) -> None:
+        self.events.append(Event(max(0.0, now - self.began), what, facts))
+
+    def end(self, now: float, status: int) -> None:
+        self.status = status
+        self.note(now, What.ENDED, status=status)
+
+    def first(self, what: What) -> float | None:
+        """When it happened for the first time; None if it did not."""
+        return next((event.at for event in self.events if event.what is what), None)
+
+    def last(self, what: What) -> float | None:
+        """When it happened for the last time; None if it did not."""
+        return next((event.at for event in reversed(self.events) if event.what is what), None)
+
+    def phases(self, now: float) -> list[Phase]:
+        """What the time until the end, or until `now`, went into: without gaps, in order.
+
+        `queue` lasts until a prefill worker's first step where that is known, and until the router sent the first leg
+        otherwise; `prefill` to the end of the last prefill leg; `transfer` from there to the first token, the decode
+        worker's own first step included; `decode` is the rest. An undivided request has no `prefill` and no `transfer`:
+        until its first token it is in `prefill`, which its decode worker does.
+        """
+        end = self.first(What.ENDED)
+        until = now - self.began if end is None else end
+        marks = [("queue", 0.0), *self._marks()]
+        ends = [*(begin for _, begin in marks[1:]), until]
+        return [Phase(name, min(begin, until), min(end, until)) for (name, begin), end in zip(marks, ends, strict=True)]
+
+    def _marks(self) -> Iterator[tuple[str, float]]:
+        """Where each phase behind the first begins, in order."""
+        first_token = self.first(What.FIRST_TOKEN)
+        prefill_sent, decode_sent = self.first(What.PREFILL_SENT), self.first(What.DECODE_SENT)
+        sent = min((at for at in (prefill_sent, decode_sent) if at is not None), default=None)
+        began = self.first(What.PREFILL_BEGAN)
+        at = sent if began is None else began
+        if at is not None:
+            yield "prefill", at
+            done = self.last(What.PREFILL_DONE)
+            if done is not None and (first_token is None or done < first_token) and prefill_sent is not None:
+                at = max(at, done)
+                yield "transfer", at
+        # Of an answer in one piece nobody knows when its first token came: as soon as all KV was there, at best.
+        decodes = first_token if first_token is not None else self.last(What.TRANSFERRED)
+        if decodes is not None:
+            yield "decode", max(at or 0.0, decodes)
