@@ -52,6 +52,7 @@ class FakeEngine:
     says_who_it_is: bool = True
     load: dict[str, str] = field(default_factory=dict)
     shows_metrics: bool = True
+    freezes_with_work: bool = False  # once it has been asked for an answer, it says nothing of its health any more
     control: tuple[str, int] = ("10.0.0.9", 14579)
     port: int = 0
     certificate: tuple[str, str] | None = None
@@ -68,10 +69,14 @@ class FakeEngine:
         if self.key is not None and (b"authorization", f"Bearer {self.key}".encode()) not in scope["headers"]:
             await send_whole(send, 401, b"{}")
             return
+        if self.freezes_with_work and self.seen and scope["path"] in ("/health", "/metrics", "/metrics/"):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
         match scope["path"]:
             case "/health":
                 await send_whole(send, 200 if self.is_healthy else 503, b"")
-            case "/metrics":
+            case "/metrics" | "/metrics/":
                 await send_whole(send, 200 if self.shows_metrics else 500, self.metrics_text().encode())
             case "/v1/models":
                 await send_whole(send, 200, b'{"object":"list","data":[{"id":"%s"}]}' % self.engine_id.encode())
@@ -161,6 +166,17 @@ def streams_on(*chunks: bytes, after: asyncio.Event) -> Behaviour:
     async def behave(_seen: Seen, send: Send) -> None:
         await after.wait()
         for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    return behave
+
+
+def trickles(*chunks: bytes, every: float) -> Behaviour:
+    """Go on with a stream that has begun, one chunk each so many seconds."""
+
+    async def behave(_seen: Seen, send: Send) -> None:
+        for chunk in chunks:
+            await asyncio.sleep(every)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     return behave

@@ -53,7 +53,8 @@ class _ResponseBytes:
         try:
             chunk = await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            self._engine.mark_unready(_describe(error))
+            if self._engine.is_ready:
+                self._engine.mark_unready(_describe(error))
             raise StreamBrokenError(f"{self._engine.url}: {_describe(error)}") from error
         self._engine.heard_at = time.monotonic()
         return chunk

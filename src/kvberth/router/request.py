@@ -119,7 +119,7 @@ class ClientRequest:
     `shows_token_ids` is whether the client has asked to see them.
 
     Args:
-        prompt_token_ids: JSON of the ids that are to be taken for the prompt, whatever the fields say.
+        prompt_token_ids: JSON of the ids that are to be taken for a chat's prompt, whatever its messages say.
     """
 
     __slots__ = (
@@ -195,13 +195,15 @@ class ClientRequest:
         """The request for what is left of the answer: the same, with what was made of it as part of the prompt."""
         made = len(token_ids)
         fields = dict(self._fields)
+        ids = msgspec.json.encode(prompt_token_ids + token_ids)
+        prompt_of_chat: bytes | None = ids
         if self.endpoint is Endpoint.COMPLETIONS:
+            fields["prompt"], prompt_of_chat = msgspec.Raw(ids), None
             fields.setdefault("max_tokens", msgspec.Raw(_DEFAULT_COMPLETION_TOKENS))
         for name, least in _COUNTS_OF_TOKENS.items():
             if (count := _count(fields.get(name))) is not None:
                 fields[name] = msgspec.Raw(b"%d" % max(least, count - made))
-        ids = msgspec.json.encode(prompt_token_ids + token_ids)
-        return ClientRequest(self.endpoint, msgspec.json.encode(fields), fields, ids)
+        return ClientRequest(self.endpoint, msgspec.json.encode(fields), fields, prompt_of_chat)
 
     def _with_prompt(self, transfer_params: bytes) -> bytes:
         if self._prompt_token_ids is None:

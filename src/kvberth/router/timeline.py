@@ -76,9 +76,11 @@ class Timeline:
         """When it happened for the first time; None if it did not."""
         return next((event.at for event in self.events if event.what is what), None)
 
-    def last(self, what: What) -> float | None:
-        """When it happened for the last time; None if it did not."""
-        return next((event.at for event in reversed(self.events) if event.what is what), None)
+    def last(self, what: What, before: float | None = None) -> float | None:
+        """When it happened for the last time, before this time if one is given; None if it did not."""
+        return next(
+            (e.at for e in reversed(self.events) if e.what is what and (before is None or e.at < before)), None
+        )
 
     def phases(self, now: float) -> list[Phase]:
         """What the time until the end, or until `now`, went into: without gaps, in order.
@@ -103,8 +105,8 @@ class Timeline:
         at = sent if began is None else began
         if at is not None:
             yield "prefill", at
-            done = self.last(What.PREFILL_DONE)
-            if done is not None and (first_token is None or done < first_token) and prefill_sent is not None:
+            done = self.last(What.PREFILL_DONE, before=first_token)
+            if done is not None:
                 at = max(at, done)
                 yield "transfer", at
         # Of an answer in one piece nobody knows when its first token came: as soon as all KV was there, at best.

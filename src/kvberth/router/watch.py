@@ -125,7 +125,7 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
     read_at, held = time.monotonic(), engine.held
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            text = await _metrics_text(session, engine)
+            text = await _metrics_text(session, f"{engine.url}/metrics")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         if engine.is_ready:
             # It is healthy and has said who it is: that its load cannot be read is no reason to do without it.
@@ -146,11 +146,14 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
 
 
 async def _read_load(session: aiohttp.ClientSession, engine: Engine) -> None:
-    """The load alone, of an engine that is known to be well: a fraction of the whole page's cost."""
+    """The load alone, of an engine that is known to be well: a fraction of the whole page's cost.
+
+    vLLM has two pages of metrics: the one without a slash behind its name shows always all.
+    """
     read_at, held = time.monotonic(), engine.held
     with suppress(aiohttp.ClientError, OSError, ValueError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            text = await _metrics_text(session, engine, names=LOAD_METRICS)
+            text = await _metrics_text(session, f"{engine.url}/metrics/", names=LOAD_METRICS)
         engine.load = parse_load(text, read_at=read_at, held=held)
 
 
@@ -163,8 +166,8 @@ def _why(error: Exception) -> str:
     return str(error) or f"gave no answer within {_PATIENCE_SECONDS:g} s"
 
 
-async def _metrics_text(session: aiohttp.ClientSession, engine: Engine, names: Iterable[str] = ()) -> str:
-    async with session.get(f"{engine.url}/metrics", params=[("name[]", name) for name in names]) as response:
+async def _metrics_text(session: aiohttp.ClientSession, url: str, names: Iterable[str] = ()) -> str:
+    async with session.get(url, params=[("name[]", name) for name in names]) as response:
         if response.status != 200:
             raise ValueError(f"/metrics answered {response.status}")
         return await response.text()
