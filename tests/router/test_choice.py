@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvberth.router.binding import Binding
 from kvberth.router.choice import (
     DECODE_POLICIES,
     PREFILL_POLICIES,
@@ -9,8 +10,11 @@ from kvberth.router.choice import (
     DecodePolicy,
     PrefillPolicy,
     RequestFacts,
+    choose_binding,
     free_kv,
+    has_room,
     least_loaded,
+    missing_tokens,
     queue,
     round_robin,
 )
@@ -30,8 +34,8 @@ def engine(*, held=NOTHING, load=None, rate=None, seen=(), last_turn=0):
     return made
 
 
-def reading(running=0, waiting=0, kv_usage=0.0, held=NOTHING, capacity=100_000):
-    return EngineLoad(0.0, held, running, waiting, kv_usage, capacity)
+def reading(running=0, waiting=0, kv_usage=0.0, held=NOTHING, capacity=100_000, prefixes=False):
+    return EngineLoad(0.0, held, running, waiting, kv_usage, capacity, prefixes)
 
 
 @pytest.mark.parametrize("policy", [*PREFILL_POLICIES.values(), *DECODE_POLICIES.values()])
@@ -167,3 +171,55 @@ def test_free_kv_prefers_who_saw_the_prefix_if_it_fits_there(usage, prompt_token
     choice = free_kv([other, familiar], RequestFacts(prompt_tokens, FACTS.prefixes), NO_AFFINITY)
     assert choice.engine is (familiar if is_preferred else other)
     assert ("prefix seen" in choice.reason) is is_preferred
+
+
+BUSY, IDLE = reading(running=5), reading()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decodes", "binding"),
+    [
+        ({"rate": 1000}, [BUSY], Binding.EARLY),  # nobody to choose from
+        ({"rate": 1000}, [reading(kv_usage=0.995)] * 2, Binding.LATE),  # nobody has room for 1,000 tokens
+        ({"rate": 1000}, [reading(kv_usage=0.995), BUSY], Binding.JIT),
+        ({"rate": 1000}, [None, reading(kv_usage=0.995)], Binding.EARLY),  # of one it is not known
+        ({}, [BUSY, IDLE], Binding.JIT),  # how long it will take is not known
+        ({"rate": 10_000}, [BUSY, IDLE], Binding.EARLY),  # 100 ms
+        ({"rate": 9_000}, [BUSY, IDLE], Binding.JIT),
+        ({"rate": 10_000, "held": Held(1, 500)}, [BUSY, IDLE], Binding.JIT),  # behind another prompt
+        ({"rate": 1000}, [IDLE, reading(running=1)], Binding.EARLY),  # all alike
+    ],
+)
+def test_binding_of_a_prompt_of_1000_tokens(prefill, decodes, binding):
+    """Early where the choice would not change, late where nobody could reserve anything, just in time else."""
+    choice = choose_binding(engine(**prefill), [engine(load=load) for load in decodes], FACTS)
+    assert choice.binding is binding
+    assert choice.reason
+
+
+@pytest.mark.parametrize(
+    ("load", "sent_since", "missing"),
+    [
+        (reading(capacity=2000, prefixes=True), 0, 1000 - 512 / 8),
+        (reading(capacity=2000, prefixes=True), 1000, 1000 - 512 / 8),
+        (reading(capacity=2000, prefixes=True), 1001, 1000),  # half of its cache has been needed for others since
+        (reading(capacity=2000), 0, 1000),  # it keeps none
+        (reading(capacity=None, prefixes=True), 0, 1000),  # nobody knows how long it keeps them
+        (None, 0, 1000),
+    ],
+)
+def test_what_an_engine_lacks_of_a_prompt(load, sent_since, missing):
+    """All but the beginning that it has seen and has still, as far as is known: 512 of 8,000 bytes here."""
+    one = engine(load=load)
+    one.prefixes.remember([b"short"], 0)
+    one.prefixes.remember([b"other"], sent_since)
+    assert missing_tokens(one, RequestFacts(1000, (b"short", b"long"), 8000)) == missing
+
+
+def test_room_is_known_or_there_is_none():
+    """Memory that is free and nobody who waits for it."""
+    assert has_room(engine(load=reading(kv_usage=0.99)), FACTS)
+    assert not has_room(engine(load=reading(kv_usage=0.995)), FACTS)
+    assert not has_room(engine(load=reading(waiting=1)), FACTS)
+    assert not has_room(engine(load=reading(kv_usage=0.99), held=Held(1, 1)), FACTS)
+    assert not has_room(engine(), FACTS)

@@ -30,6 +30,12 @@ def test_load_is_found_among_vllms_metrics():
     assert parse(PAGE) == EngineLoad(7.0, Held(1, 100), running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=16_000)
 
 
+def test_whether_prefixes_are_kept_is_told():
+    """In the label that vLLM has for it."""
+    page = PAGE.replace('block_size="16",', 'block_size="16",enable_prefix_caching="True",')
+    assert (parse(PAGE).keeps_prefixes, parse(page).keeps_prefixes) == (False, True)
+
+
 def test_data_parallel_ranks_are_one_engine():
     """Requests and blocks are added up, usage is that of all."""
     load = parse(PAGE + SECOND_RANK)

@@ -40,6 +40,7 @@ class Binding(StrEnum):
     EARLY = "early"
     JIT = "jit"
     LATE = "late"
+    AUTO = "auto"
 
 
 class ConnectorChoice(StrEnum):

@@ -40,7 +40,10 @@ def router(
     mode: Annotated[Mode, typer.Option(help="Who moves the KV cache: prefill pushes, or decode pulls.")] = Mode.PUSH,
     binding: Annotated[
         Binding,
-        typer.Option(help="When the decode worker of a push is chosen: before, shortly before or after prefill."),
+        typer.Option(
+            help="When the decode worker of a push is chosen: before, shortly before or after prefill; auto decides by "
+            "request."
+        ),
     ] = Binding.EARLY,
     config: Config = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
@@ -58,6 +61,15 @@ def router(
     affinity_seconds: Annotated[
         float, typer.Option(help="How much longer a queue may be where the prompt's beginning was seen before.")
     ] = 0.5,
+    local_prefill_tokens: Annotated[
+        int, typer.Option(help="A decode worker that lacks fewer of a prompt computes them itself; 0 is never.")
+    ] = 0,
+    max_retries: Annotated[
+        int, typer.Option(help="Failures of decode workers that one request may have hidden from its client.")
+    ] = 2,
+    continue_streams: Annotated[
+        bool, typer.Option(help="Whether streams go on at another decode worker when theirs goes away.")
+    ] = True,
     client_stall_seconds: Annotated[
         float, typer.Option(help="Longest wait for a client that neither reads its answer nor sends its request.")
     ] = 60.0,
@@ -116,6 +128,9 @@ def router(
             prefill_policy=RouterPrefillPolicy(prefill_policy),
             decode_policy=RouterDecodePolicy(decode_policy),
             affinity_seconds=affinity_seconds,
+            local_prefill_tokens=local_prefill_tokens,
+            max_retries=max_retries,
+            continue_streams=continue_streams,
             client_stall_seconds=client_stall_seconds,
             max_in_flight=max_in_flight,
             max_queue=max_queue,

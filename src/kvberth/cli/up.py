@@ -51,6 +51,9 @@ def up(
     decode_arg: Annotated[
         list[str] | None, typer.Option(help="One more argument for every decode worker. Repeatable.")
     ] = None,
+    router_arg: Annotated[
+        list[str] | None, typer.Option(help="One more argument for the router, as for kvberth router. Repeatable.")
+    ] = None,
 ) -> None:
     """Start prefill workers, decode workers and a router on this machine; Ctrl-C stops them all."""
     from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster  # noqa: PLC0415
@@ -79,6 +82,7 @@ def up(
             engine_args=tuple(engine_arg or ()),
             prefill_args=tuple(prefill_arg or ()),
             decode_args=tuple(decode_arg or ()),
+            router_args=tuple(router_arg or ()),
             run_dir=run_dir,
         )
     except ValueError as error:

@@ -150,6 +150,7 @@ class LocalCluster:
             command += ["--prefill", engine.url]
         for engine in self.decode:
             command += ["--decode", engine.url]
+        command += settings.router_args
         return ManagedProcess(
             "router", command, os.environ, self.run_dir / "router.log", f"http://{settings.host}:{port}"
         )

@@ -38,6 +38,7 @@ class ClusterSettings:
         dtype, max_model_len, block_size, prefix_caching: as for vLLM; None leaves vLLM's default.
         engine_args: further arguments for every engine.
         prefill_args, decode_args: further ones for one kind; where both name an argument, these count.
+        router_args: further arguments for the router, as for `kvberth router`.
         run_dir: where logs go; None makes a folder under the system's temporary one.
 
     Raises:
@@ -63,6 +64,7 @@ class ClusterSettings:
     engine_args: tuple[str, ...] = ()
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
+    router_args: tuple[str, ...] = ()
     run_dir: Path | None = None
 
     @property

@@ -78,9 +78,7 @@ class Timeline:
 
     def last(self, what: What, before: float | None = None) -> float | None:
         """When it happened for the last time, before this time if one is given; None if it did not."""
-        return next(
-            (e.at for e in reversed(self.events) if e.what is what and (before is None or e.at < before)), None
-        )
+        return next((e.at for e in reversed(self.events) if e.what is what and (before is None or e.at < before)), None)
 
     def phases(self, now: float) -> list[Phase]:
         """What the time until the end, or until `now`, went into: without gaps, in order.
