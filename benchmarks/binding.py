@@ -173,7 +173,7 @@ def verdicts(figures: Mapping[tuple[str, str], Mapping[str, float]]) -> list[tup
     for cell in dict.fromkeys(cell for cell, _ in figures):
         if {(cell, each) for each in ("early", "jit", "auto")} <= set(figures):
             for figure in ("ttft_ms_p50", "tpot_ms_p95"):
-                best = min(("early", "jit"), key=lambda each: figures[cell, each][figure])  # noqa: B023 - used here
+                best = min(("early", "jit"), key=lambda each: figures[cell, each][figure])
                 aims.append((f"{cell}: {figure}, auto / {best}", ratio(cell, figure, "auto", best), 1.05))
     return aims
 
