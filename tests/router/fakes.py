@@ -51,7 +51,9 @@ class FakeEngine:
     is_healthy: bool = True
     says_who_it_is: bool = True
     load: dict[str, str] = field(default_factory=dict)
+    kv_blocks: int | None = None  # of 16 tokens
     shows_metrics: bool = True
+    loads_read: int = 0  # apart from the whole page
     freezes_with_work: bool = False  # once it has been asked for an answer, it says nothing of its health any more
     control: tuple[str, int] = ("10.0.0.9", 14579)
     port: int = 0
@@ -77,6 +79,7 @@ class FakeEngine:
             case "/health":
                 await send_whole(send, 200 if self.is_healthy else 503, b"")
             case "/metrics" | "/metrics/":
+                self.loads_read += scope["path"] == "/metrics/"
                 await send_whole(send, 200 if self.shows_metrics else 500, self.metrics_text().encode())
             case "/v1/models":
                 await send_whole(send, 200, b'{"object":"list","data":[{"id":"%s"}]}' % self.engine_id.encode())
@@ -89,6 +92,8 @@ class FakeEngine:
             f'control_port="{self.control[1]}",tp_size="1",transfer_mode="push",model_name="m",engine="0"}} 1\n'
         )
         load = "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in self.load.items())
+        if self.kv_blocks is not None:
+            load += f'vllm:cache_config_info{{engine="0",block_size="16",num_gpu_blocks="{self.kv_blocks}"}} 1\n'
         return 'vllm:some_other{engine="0"} 0\n' + load + (ours if self.says_who_it_is else "")
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:

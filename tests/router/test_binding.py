@@ -9,7 +9,7 @@ from kvberth.protocol import TransferKey
 from kvberth.protocol.messages import Progress, Watch
 from kvberth.router.binding import Binding, JustInTime, Pace, PrefillProgress
 
-from .fakes import Client, answers
+from .fakes import Client, answers, until
 
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 14579}
 
@@ -141,3 +141,82 @@ async def test_unknown_binding_is_refused(site):
     async with client.post({"prompt": "A"}, x_kvberth_binding="soon") as response:
         assert response.status == 400
         assert "early, jit, late" in (await response.json())["error"]["message"]
+
+
+BUSY = {"num_requests_running": "9", "num_requests_waiting": "0", "kv_cache_usage_perc": "0.9"}
+IDLE = {"num_requests_running": "0", "num_requests_waiting": "0", "kv_cache_usage_perc": "0.0"}
+
+
+class Uneven:
+    """One prefill worker, and two decode workers whose loads change places behind the router's back."""
+
+    def __init__(self, site) -> None:
+        self._site = site
+        self.finish = asyncio.Event()
+
+    async def start(self, control: tuple[str, int] = ("10.0.0.9", 14579), **settings: object) -> Client:
+        behave = answers({"kv_transfer_params": PARAMS}, after=self.finish)
+        self.prefill = await self._site.prefill(behave, control=control)
+        self.first, self.second = [
+            await self._site.decode(answers({"choices": [{"text": "yes"}]}), load=dict(load), kv_blocks=100)
+            for load in (IDLE, BUSY)
+        ]
+        return await self._site.router(
+            [self.prefill], [self.first, self.second], health_interval_seconds=60, **settings
+        )
+
+    async def change_places(self) -> None:
+        await asyncio.sleep(0.06)  # the reading at the start is not fresh any more
+        self.first.load, self.second.load = dict(BUSY), dict(IDLE)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("headers", [{"x_kvberth_binding": "late"}, {"x_kvberth_mode": "pull"}])
+async def test_a_late_choice_is_made_on_fresh_load(site, headers):
+    """The last regular look was long ago; what has changed during the prefill counts."""
+    uneven = Uneven(site)
+    client = await uneven.start()
+    asking = asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1}, **headers))
+    await uneven.prefill.arrived.wait()
+    await uneven.change_places()
+    uneven.finish.set()
+    assert await asking == (200, "late")
+    assert (len(uneven.first.seen), len(uneven.second.seen)) == (0, 1)
+
+
+@pytest.mark.anyio
+async def test_a_choice_just_in_time_is_made_on_fresh_load(site):
+    """As well, and before the prefill has ended."""
+    uneven, producer = Uneven(site), Producer()
+    client = await uneven.start(binding=Binding.JIT, control=("127.0.0.1", producer.port))
+    asking = asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1}))
+    watch = await producer.hear()
+    await uneven.change_places()
+    await producer.say(Progress(watch.key, 1000, 500, 0, is_registered=False))
+    assert await asking == (200, "jit")
+    assert not uneven.finish.is_set()
+    assert (len(uneven.first.seen), len(uneven.second.seen)) == (0, 1)
+    producer.close()
+
+
+@pytest.mark.anyio
+async def test_an_early_choice_is_made_on_what_was_read_last(site):
+    """Nobody waits for a reading."""
+    uneven = Uneven(site)
+    client = await uneven.start()
+    await uneven.change_places()
+    uneven.finish.set()
+    assert await head(client, {"prompt": "A", "max_tokens": 1}) == (200, "early")
+    assert (len(uneven.first.seen), len(uneven.second.seen)) == (1, 0)
+
+
+@pytest.mark.anyio
+async def test_requests_that_choose_at_the_same_time_share_a_reading(site):
+    """An engine is not asked for its load by each of them."""
+    uneven = Uneven(site)
+    client = await uneven.start(binding=Binding.LATE)
+    asking = [asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1})) for _ in range(20)]
+    await until(lambda: len(uneven.prefill.seen) == 20)
+    uneven.finish.set()
+    assert await asyncio.gather(*asking) == [(200, "late")] * 20
+    assert 1 <= uneven.first.loads_read <= 5

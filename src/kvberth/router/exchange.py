@@ -230,15 +230,14 @@ class Exchange:
         """Have the decode workers' loads as they are now, if there is a choice to make."""
         if self._follow is not None:
             self._follow.choosing()
-        decodes = self._service.fleet.decode
-        if len(decodes) > 1:
-            await self._service.watch.refresh(decodes)
+        await self._service.watch.refresh(self._service.fleet.decode)
 
     def _begin_transfer(self, action: StartPrefill) -> None:
         engine, transfer_id = action.engine, action.transfer_id
         self._abandon_transfer()
         self._end_follow()
         self._attempt = 0
+        self._awaits_moment = False
         self._take_kv_from(engine)
         self._note(What.PREFILL_SENT, engine=engine.url, reason=action.reason, transfer_id=transfer_id)
         self._note(What.BINDING_CHOSEN, binding=self.life.binding, reason=self.life.binding_reason)
@@ -249,12 +248,18 @@ class Exchange:
                 engine,
                 engine.info,
                 transfer_id,
-                on_moment=lambda: self._tell(BindNow()) if self._awaits_moment else None,
+                on_moment=self._moment_has_come,
                 on_behind=lambda: self._tell(DecodeBehind()),
                 on_handed_over=lambda is_prefilled: self._tell(HandedOver(is_prefilled)),
                 note=self._note,
             )
         self._start_prefill(engine, action.transfer_params)
+
+    def _moment_has_come(self) -> None:
+        if self._awaits_moment:
+            self._tell(BindNow())
+        elif self.life.state is State.PREFILLING:
+            self._service.watch.begin_refresh(self._service.fleet.decode)  # for the choice behind the prefill
 
     def _tell(self, event: Event) -> None:
         self._told.append(event)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 5.0
 # What a fresh reading for a choice may cost a request, and how old one may be that is fresh still.
 _REFRESH_SECONDS = 0.05
-_FRESH_SECONDS = 0.03
+_FRESH_SECONDS = 0.05
 # A reading older than this says nothing of now: the engine then counts as one whose load is not known.
 _STALE_SECONDS = 10.0
 
@@ -45,19 +45,25 @@ class Watch:
             task.cancel()
 
     async def refresh(self, engines: Iterable[Engine]) -> None:
-        """Read the loads of these engines anew, for a choice that is made now.
+        """Read the loads of these engines anew, for a choice among them that is made now.
 
         Waits for no more than 50 ms: what has not come by then comes later. Requests that want the same share one
         reading.
         """
-        now = time.monotonic()
-        readings = [
-            self._reading(engine)
-            for engine in engines
-            if engine.is_ready and (engine.load is None or now - engine.load.read_at > _FRESH_SECONDS)
-        ]
-        if readings:
+        if readings := self.begin_refresh(engines):
             await asyncio.wait(readings, timeout=_REFRESH_SECONDS)
+
+    def begin_refresh(self, engines: Iterable[Engine]) -> list[asyncio.Task[None]]:
+        """The same for a choice that is made soon."""
+        now = time.monotonic()
+        candidates = [engine for engine in engines if engine.is_ready]
+        if len(candidates) < 2:
+            return []
+        return [
+            self._reading(engine)
+            for engine in candidates
+            if engine.load is None or now - engine.load.read_at > _FRESH_SECONDS
+        ]
 
     def _reading(self, engine: Engine) -> asyncio.Task[None]:
         task = self._readings.get(engine)
