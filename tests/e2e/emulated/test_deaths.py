@@ -41,7 +41,7 @@ def cluster(pool) -> LocalCluster:
 def start_again(engine: EngineProcess) -> None:
     """At the same address."""
     engine.start()
-    eventually(engine.is_ready, 120, f"{engine.name} is back")
+    eventually(engine.is_ready, 300, f"{engine.name} is back")
 
 
 def await_reservations(decode: EngineProcess, count: int) -> None:
