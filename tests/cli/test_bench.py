@@ -1,5 +1,6 @@
 """`kvberth bench`: flags, what it writes, how it ends."""
 
+import dataclasses
 import inspect
 import json
 import signal
@@ -77,7 +78,8 @@ def test_defaults_are_the_package_s_own(kvberth_command, asked_for):
 
 def test_every_setting_of_the_traffic_has_a_flag():
     """A setting that is added there must be added here."""
-    assert set(RandomTraffic.__slots__) <= inspect.signature(bench.bench).parameters.keys()
+    names = {each.name for each in dataclasses.fields(RandomTraffic)}
+    assert names <= inspect.signature(bench.bench).parameters.keys()
 
 
 def test_arrivals_are_the_package_s():

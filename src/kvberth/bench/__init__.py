@@ -3,17 +3,21 @@
 Traffic, sending, records and statistics know nothing of each other beyond their types; `run` ties them together.
 """
 
-from kvberth.bench.client import Target
+from kvberth.bench.arrivals import Arrivals
 from kvberth.bench.errors import BenchError, RecordError, TargetError
 from kvberth.bench.machine import machine, versions
+from kvberth.bench.plan import Cancellation, Message, Plan, PlannedRequest
 from kvberth.bench.records import RecordFile, RequestRecord, read_records, write_records
 from kvberth.bench.run import Progress, RunResult, run
 from kvberth.bench.statistics import Percentiles, Summary, summarise
-from kvberth.bench.traffic import Arrivals, Plan, PlannedRequest, RandomTraffic
+from kvberth.bench.target import Target
+from kvberth.bench.traffic import RandomTraffic
 
 __all__ = [
     "Arrivals",
     "BenchError",
+    "Cancellation",
+    "Message",
     "Percentiles",
     "Plan",
     "PlannedRequest",

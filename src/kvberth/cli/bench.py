@@ -32,6 +32,7 @@ class Arrivals(StrEnum):
 
     POISSON = "poisson"
     UNIFORM = "uniform"
+    TRACE = "trace"
 
 
 def bench(
@@ -49,6 +50,19 @@ def bench(
     token_range: Annotated[
         str, typer.Option(metavar="LOW:HIGH", help="Prompts are random token ids from LOW to below HIGH.")
     ] = "1000:20000",  # noqa: S107 - tokens of text
+    prefix_share: Annotated[
+        float, typer.Option(help="How much of a prompt, 0 to below 1, others have too, at its beginning.")
+    ] = 0.0,
+    prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1,
+    turns: Annotated[
+        int, typer.Option(help="Requests per conversation: each has those before it, and their answers, in its prompt.")
+    ] = 1,
+    cancel_share: Annotated[
+        float, typer.Option(help="How many requests, 0 to 1, are given up, after a random number of tokens.")
+    ] = 0.0,
+    cancel_seconds: Annotated[
+        float | None, typer.Option(help="Give them up at a random time within these seconds instead.")
+    ] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Header of each request. Repeatable.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help=f"Folder for {RECORDS} and {SUMMARY}; made if need be.")
@@ -72,6 +86,11 @@ def bench(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             token_range=_token_range(token_range),
+            prefix_share=prefix_share,
+            prefixes=prefixes,
+            turns=turns,
+            cancel_share=cancel_share,
+            cancel_seconds=cancel_seconds,
             warmup=warmup,
             seed=seed,
         )
