@@ -1,5 +1,6 @@
 """What is sent, to the last token and before anything is sent. Types without I/O and clock."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,6 +69,15 @@ class Plan:
 
     requests: tuple[PlannedRequest, ...]
     warmup: tuple[PlannedRequest, ...] = ()
+
+    def sha256(self) -> str:
+        """Of all that the plan says: equal for equal traffic, wherever it was drawn."""
+        digest = hashlib.sha256()
+        for each in (*self.requests, *self.warmup):
+            told = (each.index, each.arrival_seconds, each.output_tokens, each.messages)
+            digest.update(msgspec.json.encode((*told, each.follows, each.cancellation)))
+            digest.update(each.prompt_token_ids.tobytes())
+        return digest.hexdigest()
 
     def conversations(self) -> Iterator[tuple[PlannedRequest, ...]]:
         """The requests, each with its follow-ups."""

@@ -1,9 +1,12 @@
 """Traffic that is made up: random prompts, shared prefixes, conversations. No I/O and no clock."""
 
+import dataclasses
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +19,7 @@ _TOKEN_ID_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(ABC):
     """What every kind of traffic has.
 
     Attributes:
@@ -50,6 +53,14 @@ class Traffic:
         low, high = self.token_range
         if not 0 <= low < high <= _TOKEN_ID_LIMIT:
             raise ValueError(f"token_range: must be LOW:HIGH with 0 <= LOW < HIGH, not {low}:{high}")
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """Draw the traffic. The same settings give the same plan."""
+
+    def settings(self) -> dict[str, Any]:
+        """For the record of a result: all that the traffic depends on."""
+        return dataclasses.asdict(self)
 
     def _at_least(self, **bounds: int) -> None:
         for name, bound in bounds.items():
