@@ -10,6 +10,7 @@ from kvberth.bench.plan import Message
 
 __all__ = [
     "BLOCK_TOKENS",
+    "MOST_SECONDS",
     "MOST_TOKENS",
     "BadRow",
     "Count",
@@ -29,8 +30,10 @@ MOST_TOKENS = 10_000_000
 """More in one prompt or answer is no count of tokens: the column is another one, or its unit is."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-"""Or milliseconds. The bound is far above the milliseconds since 1970, and finite."""
+MOST_SECONDS = 1e15
+"""Or milliseconds: far above those since 1970, and finite."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True)

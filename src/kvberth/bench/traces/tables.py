@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from kvberth.bench.traces.lines import Line
-from kvberth.bench.traces.rows import MOST_TOKENS, BadRow, RandomTokens, TraceRow, Turn
+from kvberth.bench.traces.rows import MOST_SECONDS, MOST_TOKENS, BadRow, RandomTokens, TraceRow, Turn
 
 __all__ = ["AZURE_COLUMNS", "BURSTGPT_COLUMNS", "cells", "read_azure", "read_burstgpt"]
 
@@ -84,7 +84,7 @@ def _seconds(name: str, cell: str) -> float:
         seconds = float(cell)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds <= MOST_SECONDS:
         raise ValueError(f"{name}: {_shown(cell)} is no time in seconds")
     return seconds
 
