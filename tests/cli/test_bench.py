@@ -264,6 +264,8 @@ def test_a_server_that_cannot_be_measured(kvberth_command, server, tmp_path):
         ("--url http://h --arrivals trace", "arrivals: trace needs a trace, with --trace FILE"),
         ("--url http://h --speed 2", "speed: needs a trace"),
         ("--url http://h --skip-bad-rows", "skip_bad_rows: needs a trace"),
+        (f"--url http://h --trace {TRACES}/sharegpt.json --turns 0", "turns: must be 1 or more, not 0"),
+        (f"--url http://h --trace {TRACES}/burstgpt.csv --requests -1", "requests: must be 1 or more, not -1"),
         ("--url http://h --trace /dev/null", "trace: /dev/null: the file is empty"),
         ("--url http://h --trace x --prompt-tokens 5", "prompt_tokens: a trace has its own"),
         (

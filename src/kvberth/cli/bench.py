@@ -81,7 +81,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send completions at planned times, whether or not earlier ones are answered, and measure the answers.
+    """Send requests at planned times, whether or not earlier ones are answered, and measure the answers.
 
     Exit status: 0 when no request failed, 1 when one did, 2 for a bad argument, 3 when the generator fell behind its
     plan: the figures are then those of another load.
@@ -98,28 +98,23 @@ def bench(
         "warmup": warmup,
         "seed": seed,
     }
+    made_up = {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "prefix_share": prefix_share,
+        "prefixes": prefixes,
+        "turns": turns,
+    }
     try:
         target = Target(url=url, model=model, headers=_headers(header or []), timeout_seconds=timeout)
-        traffic: Traffic
         if trace is None:
             _refuse(context, "needs a trace", "speed", "skip_bad_rows")
-            traffic = _random_traffic(
-                arrivals,
-                **common,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                prefix_share=prefix_share,
-                prefixes=prefixes,
-                turns=turns,
-            )
+            traffic = _random_traffic(arrivals, **common, **made_up)
         else:
             _refuse(context, "a trace has its own", "prompt_tokens", "prefix_share", "prefixes")
             recorded = _read_trace(trace, requests, turns, skip_bad_rows)
-            arrivals = arrivals or (Arrivals.TRACE if recorded.time_unit else Arrivals.POISSON)
-            if arrivals == Arrivals.TRACE:
-                _refuse(context, "the trace's times decide; set --speed, or --arrivals poisson", "rate")
-            given_tokens = output_tokens if _is_given(context, "output_tokens") else None
-            traffic = _trace_traffic(arrivals, **common, trace=recorded, speed=speed, output_tokens=given_tokens)
+            tokens = output_tokens if _is_given(context, "output_tokens") else None
+            traffic = _trace_traffic(context, recorded, arrivals, speed=speed, output_tokens=tokens, **common)
     except ValueError as error:
         raise BadSettings(str(error)) from error
     started = datetime.now(UTC)
@@ -181,11 +176,14 @@ def _read_trace(path: Path, requests: int, turns: int, skip_bad_rows: bool) -> "
     return trace
 
 
-def _trace_traffic(arrivals: Arrivals, **settings: Any) -> "Traffic":
+def _trace_traffic(context: typer.Context, trace: "Trace", arrivals: Arrivals | None, **settings: Any) -> "Traffic":
     from kvberth.bench import Arrivals as TrafficArrivals  # noqa: PLC0415
     from kvberth.bench import TraceTraffic  # noqa: PLC0415
 
-    return TraceTraffic(arrivals=TrafficArrivals(arrivals), **settings)
+    arrivals = arrivals or (Arrivals.TRACE if trace.time_unit else Arrivals.POISSON)
+    if arrivals == Arrivals.TRACE:
+        _refuse(context, "the trace's times decide; set --speed, or --arrivals poisson", "rate")
+    return TraceTraffic(trace=trace, arrivals=TrafficArrivals(arrivals), **settings)
 
 
 def _headers(given: list[str]) -> dict[str, str]:

@@ -36,7 +36,11 @@ def read_trace(path: Path, *, requests: int, turns: int = 1, skip_bad_rows: bool
 
     Raises:
         TraceError: the file cannot be read, is empty or of no known format, or has a row that cannot be sent.
+        ValueError: one line that names the setting and what would be right.
     """
+    for name, value in (("requests", requests), ("turns", turns)):
+        if value < 1:
+            raise ValueError(f"{name}: must be 1 or more, not {value}")
     try:
         with path.open("rb") as file:
             lines = ((number, text) for number, text in enumerate(file, start=1) if text.strip())
