@@ -23,6 +23,27 @@ def test_cuts_change_nothing_but_times(cuts):
     assert answer.chunk_times_ns == sorted(answer.chunk_times_ns)
 
 
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["choices", "delta", "content", "role", "text", "token_ids", "usage", "error"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(anything.map(event) | st.binary(max_size=40), max_size=6))
+def test_whatever_a_server_sends_is_an_answer(pieces):
+    """Or an error in one; nothing is raised, and no token is made up."""
+    answer = read_answer(enumerate(pieces))
+    assert len(answer.chunk_times_ns) == len(answer.token_ids) <= sum(piece.count(b"data:") for piece in pieces)
+
+
 def test_a_chunk_came_when_its_end_came():
     """Half an event is no token yet."""
     first, second = token("a"), token("b")
