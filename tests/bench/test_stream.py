@@ -109,6 +109,10 @@ def test_transfer_parameters_are_kept():
         ({"error": {"message": "no blocks\n left", "code": 500}}, "error in the stream: no blocks left"),
         ({"error": "no blocks left"}, "error in the stream: no blocks left"),
         ({"choices": "none"}, "unreadable event: Expected `array`, got `str` - at `$.choices`"),
+        (
+            {"choices": [{"text": "a", "token_ids": [2**31]}]},
+            "unreadable event: Expected `int` <= 2147483647 - at `$.choices[...].token_ids[...]`",
+        ),
         (b"{", "unreadable event: Input data was truncated"),
         (b'{"error":' + b"[" * 100_000, "unreadable event: maximum recursion depth exceeded"),
     ],

@@ -5,7 +5,7 @@ The client keeps bytes and arrival times while it measures and leaves all decodi
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,6 +48,9 @@ class Answer:
         return sum(map(len, self.token_ids)) == self.output_tokens
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class _Delta(msgspec.Struct):
     role: str | None = None
     content: str | None = None
@@ -59,7 +62,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[_TokenId] | None = None
     finish_reason: str | None = None
 
     @property
