@@ -1,7 +1,7 @@
 """What the bytes of a stream say, however they were cut."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvberth.bench.stream import error_message, read_answer
@@ -37,6 +37,7 @@ anything = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(anything.map(event) | st.binary(max_size=40), max_size=6))
 def test_whatever_a_server_sends_is_an_answer(pieces):
     """Or an error in one; nothing is raised, and no token is made up."""
@@ -111,7 +112,7 @@ def test_transfer_parameters_are_kept():
         ({"choices": "none"}, "unreadable event: Expected `array`, got `str` - at `$.choices`"),
         (
             {"choices": [{"text": "a", "token_ids": [2**31]}]},
-            "unreadable event: Expected `int` <= 2147483647 - at `$.choices[...].token_ids[...]`",
+            "unreadable event: Expected `int` <= 2147483647 - at `$.choices[0].token_ids[0]`",
         ),
         (b"{", "unreadable event: Input data was truncated"),
         (b'{"error":' + b"[" * 100_000, "unreadable event: maximum recursion depth exceeded"),
