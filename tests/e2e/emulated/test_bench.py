@@ -114,7 +114,8 @@ def test_chats(pool):
     trace = bench.read_trace(SHAREGPT, requests=9, turns=9, skip_bad_rows=True)
     traffic = bench.TraceTraffic(trace=trace, arrivals=bench.Arrivals.POISSON, rate=20, output_tokens=16)
     records = measure(url, traffic).records
-    assert [(record.output_tokens, record.chunks) for record in records] == [(16, 16)] * 3
+    assert [record.output_tokens for record in records] == [16] * 3
+    assert all(1 <= record.chunks <= 16 for record in records)  # a busy server puts tokens together
     assert records[1].prompt_tokens > records[0].prompt_tokens + 16
 
 
