@@ -25,6 +25,7 @@ class FakeServer:
     models: object = field(default_factory=lambda: {"data": [{"id": "fake-model"}]})
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     url: str = ""
 
@@ -32,6 +33,7 @@ class FakeServer:
         body = await request.json()
         self.times.append(asyncio.get_running_loop().time())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.paths.append(request.path)
         self.bodies.append(body)
         return await self.behave(self, request, body)
 
@@ -135,7 +137,11 @@ async def listening(behave: Behaviour, port: int = 0, **settings: Any) -> AsyncI
     server = FakeServer(behave, **settings)
     app = web.Application(client_max_size=2**26)
     app.add_routes(
-        [web.post("/v1/completions", server.complete), web.get("/v1/models", server.list_models)],
+        [
+            web.post("/v1/completions", server.complete),
+            web.post("/v1/chat/completions", server.complete),
+            web.get("/v1/models", server.list_models),
+        ],
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from kvberth.bench import PlannedRequest, Target, TargetError
-from kvberth.bench.client import encode_request, find_model, open_session, send, send_all
+from kvberth.bench.client import encode_request, send
+from kvberth.bench.sending import Conversation, send_all
+from kvberth.bench.target import find_model, open_session
 
 from .fakes import (
     DONE,
@@ -38,7 +40,7 @@ async def sent(behave, request=None, **settings):
     async with listening(behave) as server, open_session() as session:
         target = Target(url=server.url, **settings)
         outgoing = encode_request(request or planned(), target, "m")
-        return await send(session, target, outgoing, start_ns=time.perf_counter_ns()), server
+        return (await send(session, target, outgoing, start_ns=time.perf_counter_ns())).record, server
 
 
 async def test_a_good_answer():
@@ -144,7 +146,7 @@ async def test_nobody_there():
         taken.bind(("127.0.0.1", 0))
         target = Target(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
         async with open_session() as session:
-            record = await send(session, target, encode_request(planned(), target, "m"), start_ns=0)
+            record = (await send(session, target, encode_request(planned(), target, "m"), start_ns=0)).record
     assert record.error.startswith("no connection: ")
     assert record.status is None
 
@@ -153,12 +155,13 @@ async def test_a_slow_server_is_sent_to_in_time():
     """Open loop: requests arrive as planned although none has been answered."""
     async with listening(generates(seconds_before=0.5)) as server, open_session() as session:
         target = Target(url=server.url)
-        outgoing = [encode_request(planned(index, index * 0.02), target, "m") for index in range(10)]
+        conversations = [Conversation(encode_request(planned(index, index * 0.02), target, "m")) for index in range(10)]
         records, num_sent = [], []
         await send_all(
             session,
             target,
-            outgoing,
+            "m",
+            conversations,
             start_ns=time.perf_counter_ns(),
             on_sent=lambda: num_sent.append(len(records)),
             on_record=records.append,
@@ -175,7 +178,8 @@ async def test_lateness_is_recorded():
     async with listening(generates()) as server, open_session() as session:
         target = Target(url=server.url)
         late_start_ns = time.perf_counter_ns() - 200_000_000
-        record = await send(session, target, encode_request(planned(0, 0.1), target, "m"), start_ns=late_start_ns)
+        outgoing = encode_request(planned(0, 0.1), target, "m")
+        record = (await send(session, target, outgoing, start_ns=late_start_ns)).record
     assert record.late_ms == pytest.approx((record.sent_s - 0.1) * 1000, abs=0.01)
     assert record.late_ms >= 100
 
@@ -189,7 +193,8 @@ async def test_one_failure_leaves_the_others_alone():
         await send_all(
             session,
             target,
-            [encode_request(planned(index, index * 0.01), target, "m") for index in range(4)],
+            "m",
+            [Conversation(encode_request(planned(index, index * 0.01), target, "m")) for index in range(4)],
             start_ns=time.perf_counter_ns(),
             on_sent=lambda: None,
             on_record=records.append,
@@ -214,10 +219,12 @@ async def test_cancelling_ends_what_is_on_its_way():
 
     async with listening(behave) as server, open_session() as session:
         target = Target(url=server.url)
-        outgoing = [encode_request(planned(), target, "m")]
+        conversations = [Conversation(encode_request(planned(), target, "m"))]
         now_ns = time.perf_counter_ns()
         sending = asyncio.create_task(
-            send_all(session, target, outgoing, start_ns=now_ns, on_sent=lambda: None, on_record=lambda _: None)
+            send_all(
+                session, target, "m", conversations, start_ns=now_ns, on_sent=lambda: None, on_record=lambda _: None
+            )
         )
         await has_begun.wait()
         sending.cancel()

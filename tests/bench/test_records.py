@@ -1,8 +1,10 @@
 """Records on disk."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from kvberth.bench import RecordError, RecordFile, read_records, write_records
+from kvberth.bench import RecordError, RecordFile, RequestRecord, read_records, write_records
 
 
 def test_round_trip(record, tmp_path):
@@ -15,6 +17,42 @@ def test_round_trip(record, tmp_path):
     write_records(path, records)
     assert read_records(path) == records
     assert path.read_bytes().count(b"\n") == 2
+
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+records_of_any_kind = st.builds(
+    RequestRecord,
+    index=st.integers(0, 2**40),
+    request_id=st.text(),
+    planned_s=number,
+    sent_s=number,
+    late_ms=number,
+    status=st.none() | st.integers(100, 599),
+    error=st.none() | st.text(),
+    cancelled=st.booleans(),
+    follows=st.none() | st.integers(0, 9),
+    prompt_tokens=st.integers(0, 2**40),
+    output_tokens=st.integers(0, 2**40),
+    ttft_ms=st.none() | number,
+    tpot_ms=st.none() | number,
+    e2e_ms=st.none() | number,
+    itl_ms=st.lists(number),
+    chunks=st.integers(0, 9),
+    chunk_tokens=st.lists(st.integers(0, 9)),
+    text_sha256=st.none() | st.text(),
+    headers=st.dictionaries(st.text(), st.text()),
+    kv_transfer_params=st.none() | st.dictionaries(st.text(), st.integers() | st.text() | st.none()),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(records_of_any_kind, max_size=4))
+def test_round_trip_of_any_record(tmp_path, records):
+    """To the last bit of every number."""
+    path = tmp_path / "requests.jsonl"
+    path.unlink(missing_ok=True)
+    write_records(path, records)
+    assert read_records(path) == records
 
 
 def test_a_bad_row_is_named(record, tmp_path):

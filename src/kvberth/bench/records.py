@@ -16,14 +16,20 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of one request. Milliseconds count from its sending, seconds from the start of the measurement.
 
     Attributes:
+        request_id: empty for a request that was not sent.
         status: of the HTTP response; None if there was none.
         error: why the request failed; None if it succeeded. What stands before the first ": " is the kind of failure.
-        prompt_tokens: as the server counts them, or else as planned.
+        cancelled: its client went away before the answer had ended, as was planned: neither a success nor a failure.
+        follows: the index of the request whose answer this one, a later turn of a conversation, had to wait for.
+        planned_s: when it was due. A later turn is due when the answer before it has ended.
+        prompt_tokens: as the server counts them, or else as planned; 0 for a chat if the server does not say.
         ttft_ms: until the first token's chunk.
-        e2e_ms: until the last token's chunk; None for a failed request.
-        tpot_ms: (e2e_ms - ttft_ms) / (output_tokens - 1); None for a failed request or a single token.
+        e2e_ms: until the last token's chunk; None for a failed or cancelled request.
+        tpot_ms: (e2e_ms - ttft_ms) / (output_tokens - 1); None for a failed or cancelled request or a single token.
         itl_ms: the gaps between chunks; a server may put several tokens into one.
-        text_sha256: of the answer's whole text, in hex; None for a failed request.
+        chunks: how many there were; with fewer than `output_tokens`, `itl_ms` is not the time between tokens.
+        chunk_tokens: the tokens in each of them, if the server sends their ids; else empty.
+        text_sha256: of the answer's whole text, in hex; None for a failed or cancelled request.
         headers: those of the response whose names begin with `x-kvberth`.
     """
 
@@ -34,15 +40,28 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     late_ms: float
     status: int | None = None
     error: str | None = None
+    cancelled: bool = False
+    follows: int | None = None
     prompt_tokens: int
     output_tokens: int = 0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
     itl_ms: list[float] = []
+    chunks: int = 0
+    chunk_tokens: list[int] = []
     text_sha256: str | None = None
     headers: dict[str, str] = {}
     kv_transfer_params: dict[str, Any] | None = None
+
+    @property
+    def was_sent(self) -> bool:
+        """False for a turn of a conversation that had failed before."""
+        return bool(self.request_id)
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.error is None and not self.cancelled
 
     @property
     def failure_kind(self) -> str | None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from kvberth.bench.client import Target, encode_request, find_model, open_session, send, send_all
+from kvberth.bench.client import encode_request, send
 from kvberth.bench.errors import TargetError
 from kvberth.bench.machine import IdleMeter
+from kvberth.bench.plan import Plan
 from kvberth.bench.records import RequestRecord
+from kvberth.bench.sending import encode_plan, send_all
 from kvberth.bench.statistics import Summary, summarise
-from kvberth.bench.traffic import Plan
+from kvberth.bench.target import Target, find_model, open_session
 
 __all__ = ["Progress", "RunResult", "run"]
 
@@ -25,9 +27,9 @@ class Progress:
     """How far a measurement is.
 
     Attributes:
-        done: requests that have ended, those that failed included.
+        done: requests that have ended, those that failed, were cancelled or could not be sent included.
         elapsed_seconds: since the measurement started.
-        planned_seconds: when its last request is due.
+        planned_seconds: when its last request is due, follow-ups aside.
     """
 
     total: int
@@ -77,7 +79,8 @@ async def run(
 
 async def _warm_up(session: aiohttp.ClientSession, plan: Plan, target: Target, model: str) -> None:
     for planned in plan.warmup:
-        record = await send(session, target, encode_request(planned, target, model), start_ns=time.perf_counter_ns())
+        outgoing = encode_request(planned, target, model)
+        record = (await send(session, target, outgoing, start_ns=time.perf_counter_ns())).record
         if record.error is not None:
             raise TargetError(f"warm-up request {planned.index + 1} of {len(plan.warmup)} failed: {record.error}")
 
@@ -90,7 +93,7 @@ async def _measure(
     on_progress: Callable[[Progress], None],
     on_record: Callable[[RequestRecord], None],
 ) -> RunResult:
-    outgoing = [encode_request(planned, target, model) for planned in plan.requests]
+    conversations = encode_plan(plan, target, model)
     measurement = _Measurement(
         Progress(len(plan.requests), max((each.arrival_seconds for each in plan.requests), default=0.0)),
         on_progress,
@@ -100,7 +103,8 @@ async def _measure(
         await send_all(
             session,
             target,
-            outgoing,
+            model,
+            conversations,
             start_ns=measurement.start_ns,
             on_sent=measurement.count_sent,
             on_record=measurement.keep,

@@ -1,11 +1,11 @@
-"""What the bytes of a streamed completion say, once all have come. No I/O and no clock.
+"""What the bytes of a streamed completion or chat say, once all have come. No I/O and no clock.
 
 The client keeps bytes and arrival times while it measures and leaves all decoding to this module.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,8 +20,12 @@ class Answer:
     """One streamed answer, as far as it came.
 
     Attributes:
-        chunk_times_ns: when each chunk with a choice came. As in `vllm bench serve`, its text may be empty (a token
-            that ends no character), and the last chunk, which has only the usage, does not count.
+        chunk_times_ns: when each chunk with a token came. As in `vllm bench serve`, its text may be empty (a token that
+            ends no character), and a last chunk that has only the usage does not count. Nor does a chat's chunk that
+            only names the role or the reason of the end.
+        text: all of it, a chat's reasoning included.
+        content: without a chat's reasoning: what its next turn is told.
+        token_ids: per chunk, if the server sends ids (`return_token_ids`); else empty.
         prompt_tokens: as the server counts them; None if it does not say.
         output_tokens: as the server counts them; without its usage the ids it sent, or else the chunks.
         error: what the server said went wrong, or what in its events could not be read; None if nothing.
@@ -29,17 +33,51 @@ class Answer:
     """
 
     text: str = ""
+    content: str = ""
     chunk_times_ns: list[int] = field(default_factory=list)
+    token_ids: list[list[int]] = field(default_factory=list)
     prompt_tokens: int | None = None
     output_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
     is_done: bool = False
 
+    @property
+    def has_all_ids(self) -> bool:
+        """The server has sent the id of every token that it counts."""
+        return sum(map(len, self.token_ids)) == self.output_tokens
+
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
 
 class _Choice(msgspec.Struct):
     text: str | None = None
-    token_ids: list[int] | None = None
+    delta: _Delta | None = None
+    token_ids: list[_TokenId] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def content(self) -> str:
+        return (self.delta.content if self.delta else self.text) or ""
+
+    @property
+    def reasoning(self) -> str:
+        return (self.delta.reasoning or self.delta.reasoning_content or "") if self.delta else ""
+
+    @property
+    def has_token(self) -> bool:
+        if self.delta is None or self.token_ids or self.content or self.reasoning or self.delta.tool_calls:
+            return True
+        return self.delta.role is None and self.finish_reason is None
 
 
 class _Usage(msgspec.Struct):
@@ -64,7 +102,7 @@ def read_answer(pieces: Iterable[Piece]) -> Answer:
     """Decode the events in `pieces`. What a server sends wrong ends up in `error`; nothing is raised."""
     answer = Answer()
     texts: list[str] = []
-    num_ids = 0
+    contents: list[str] = []
     usage: _Usage | None = None
     for time_ns, data in _events(pieces):
         if data == b"[DONE]":
@@ -78,14 +116,16 @@ def read_answer(pieces: Iterable[Piece]) -> Answer:
         if chunk.error is not None:
             answer.error = f"error in the stream: {error_message(data)}"
             break
-        if chunk.choices:
+        if chunk.choices and chunk.choices[0].has_token:
+            choice = chunk.choices[0]
             answer.chunk_times_ns.append(time_ns)
-            texts.append(chunk.choices[0].text or "")
-            num_ids += len(chunk.choices[0].token_ids or ())
+            answer.token_ids.append(choice.token_ids or [])
+            contents.append(choice.content)
+            texts.append(choice.reasoning + choice.content)
         usage = chunk.usage or usage
         answer.kv_transfer_params = chunk.kv_transfer_params or answer.kv_transfer_params
-    answer.text = "".join(texts)
-    answer.output_tokens = num_ids or len(answer.chunk_times_ns)
+    answer.text, answer.content = "".join(texts), "".join(contents)
+    answer.output_tokens = sum(map(len, answer.token_ids)) or len(answer.chunk_times_ns)
     if usage is not None:
         answer.prompt_tokens = usage.prompt_tokens
         if usage.completion_tokens is not None:

@@ -16,7 +16,7 @@ from kvberth.cli.errors import BadSettings, RunFailed
 from kvberth.cli.options import Config, Json
 
 if TYPE_CHECKING:
-    from kvberth.bench import Percentiles, Progress, RandomTraffic, RecordFile, RunResult, Target
+    from kvberth.bench import Percentiles, Plan, Progress, RecordFile, RunResult, Target, Trace, Traffic
 
 __all__ = ["Arrivals", "bench"]
 
@@ -32,55 +32,97 @@ class Arrivals(StrEnum):
 
     POISSON = "poisson"
     UNIFORM = "uniform"
+    TRACE = "trace"
 
 
 def bench(
+    context: typer.Context,
     url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server: an engine or a router.")],
     model: Annotated[str | None, typer.Option(help="Model to ask for; the first of /v1/models if not given.")] = None,
     config: Config = None,
     rate: Annotated[float, typer.Option(help="Requests per second.")] = 4.0,
-    requests: Annotated[int, typer.Option(help="Number of requests.")] = 100,
+    requests: Annotated[int, typer.Option(help="Number of requests; of a trace, its first.")] = 100,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 1024,
-    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 128,
-    arrivals: Annotated[Arrivals, typer.Option(help="Random gaps, or a fixed rate.")] = Arrivals.POISSON,
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer. A trace has its own.")] = 128,
+    arrivals: Annotated[
+        Arrivals | None,
+        typer.Option(help="Random gaps, a fixed rate, or a trace's own times: the default for a trace that has some."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same traffic.")] = 0,
     warmup: Annotated[int, typer.Option(help="Requests to send before, one after another; not measured.")] = 2,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for one request.")] = 120.0,
     token_range: Annotated[
         str, typer.Option(metavar="LOW:HIGH", help="Prompts are random token ids from LOW to below HIGH.")
     ] = "1000:20000",  # noqa: S107 - tokens of text
+    prefix_share: Annotated[
+        float, typer.Option(help="How much of a prompt, 0 to below 1, others have too, at its beginning.")
+    ] = 0.0,
+    prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1,
+    turns: Annotated[
+        int, typer.Option(help="Requests per conversation: each has those before it, and their answers, in its prompt.")
+    ] = 1,
+    cancel_share: Annotated[
+        float, typer.Option(help="How many requests, 0 to 1, are given up, after a random number of tokens.")
+    ] = 0.0,
+    cancel_seconds: Annotated[
+        float | None, typer.Option(help="Give them up at a random time within these seconds instead.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Recorded traffic: Mooncake, ShareGPT, BurstGPT, Azure, or JSON lines."),
+    ] = None,
+    speed: Annotated[float, typer.Option(help="How much faster than it was recorded to replay a trace.")] = 1.0,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out, and count, what in a trace cannot be sent.")
+    ] = False,
     header: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Header of each request. Repeatable.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help=f"Folder for {RECORDS} and {SUMMARY}; made if need be.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send completions at planned times, whether or not earlier ones are answered, and measure the answers.
+    """Send requests at planned times, whether or not earlier ones are answered, and measure the answers.
 
-    Exit status: 0 when all requests succeeded, 1 when one failed, 2 for a bad argument.
+    Exit status: 0 when no request failed, 1 when one did, 2 for a bad argument, 3 when the generator fell behind its
+    plan: the figures are then those of another load.
     """
-    from kvberth.bench import Arrivals as TrafficArrivals  # noqa: PLC0415
-    from kvberth.bench import RandomTraffic, Target  # noqa: PLC0415
+    from kvberth.bench import Target  # noqa: PLC0415
 
     del config  # its callback has used it
+    common = {
+        "requests": requests,
+        "rate": rate,
+        "token_range": _token_range(token_range),
+        "cancel_share": cancel_share,
+        "cancel_seconds": cancel_seconds,
+        "warmup": warmup,
+        "seed": seed,
+    }
+    made_up = {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "prefix_share": prefix_share,
+        "prefixes": prefixes,
+        "turns": turns,
+    }
     try:
         target = Target(url=url, model=model, headers=_headers(header or []), timeout_seconds=timeout)
-        traffic = RandomTraffic(
-            requests=requests,
-            rate=rate,
-            arrivals=TrafficArrivals(arrivals),
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            token_range=_token_range(token_range),
-            warmup=warmup,
-            seed=seed,
-        )
+        if trace is None:
+            _refuse(context, "needs a trace", "speed", "skip_bad_rows")
+            traffic = _random_traffic(arrivals, **common, **made_up)
+        else:
+            _refuse(context, "a trace has its own", "prompt_tokens", "prefix_share", "prefixes")
+            recorded = _read_trace(trace, requests, turns, skip_bad_rows)
+            tokens = output_tokens if _is_given(context, "output_tokens") else None
+            traffic = _trace_traffic(context, recorded, arrivals, speed=speed, output_tokens=tokens, **common)
     except ValueError as error:
         raise BadSettings(str(error)) from error
     started = datetime.now(UTC)
+    plan = traffic.plan()
     with nullcontext() if out is None else _record_file(out) as records:
-        result = _measure(traffic, target, records)
-    report = {"environment": _environment(traffic, target, result.model, started), "summary": result.summary}
+        result = _measure(plan, target, records)
+    sent = traffic.settings() | {"sha256": plan.sha256()}
+    report = {"environment": _environment(sent, target, result.model, started), "summary": result.summary}
     if out is not None:
         (out / SUMMARY).write_bytes(_as_json(report, indent=2))
     if as_json:
@@ -93,6 +135,55 @@ def bench(
         typer.echo(f"warning: {warning}", err=True)
     if result.summary.failed:
         raise typer.Exit(1)
+    if not result.summary.kept_up:
+        raise typer.Exit(3)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _refuse(context: typer.Context, reason: str, *names: str) -> None:
+    """What a user has set, and what would have no effect, is an error and not a surprise."""
+    for name in names:
+        if _is_given(context, name):
+            raise BadSettings(f"{name}: {reason}")
+
+
+def _random_traffic(arrivals: Arrivals | None, **settings: Any) -> "Traffic":
+    from kvberth.bench import Arrivals as TrafficArrivals  # noqa: PLC0415
+    from kvberth.bench import RandomTraffic  # noqa: PLC0415
+
+    if arrivals == Arrivals.TRACE:
+        raise BadSettings("arrivals: trace needs a trace, with --trace FILE")
+    return RandomTraffic(arrivals=TrafficArrivals(arrivals or Arrivals.POISSON), **settings)
+
+
+def _read_trace(path: Path, requests: int, turns: int, skip_bad_rows: bool) -> "Trace":
+    from kvberth.bench import TraceError, read_trace  # noqa: PLC0415
+
+    try:
+        trace = read_trace(path, requests=requests, turns=turns, skip_bad_rows=skip_bad_rows)
+    except TraceError as error:
+        raise BadSettings(f"trace: {error}") from error
+    if trace.skipped:
+        first = trace.skipped[0]
+        typer.echo(
+            f"warning: {len(trace.skipped)} rows of {path} left out; the first is line {first.line}: {first.reason}",
+            err=True,
+        )
+    return trace
+
+
+def _trace_traffic(context: typer.Context, trace: "Trace", arrivals: Arrivals | None, **settings: Any) -> "Traffic":
+    from kvberth.bench import Arrivals as TrafficArrivals  # noqa: PLC0415
+    from kvberth.bench import TraceTraffic  # noqa: PLC0415
+
+    arrivals = arrivals or (Arrivals.TRACE if trace.time_unit else Arrivals.POISSON)
+    if arrivals == Arrivals.TRACE:
+        _refuse(context, "the trace's times decide; set --speed, or --arrivals poisson", "rate")
+    return TraceTraffic(trace=trace, arrivals=TrafficArrivals(arrivals), **settings)
 
 
 def _headers(given: list[str]) -> dict[str, str]:
@@ -123,7 +214,7 @@ def _record_file(folder: Path) -> "RecordFile":
         raise BadSettings(f"out: {folder} cannot be written: {error.strerror}") from error
 
 
-def _measure(traffic: "RandomTraffic", target: "Target", records: "RecordFile | None") -> "RunResult":
+def _measure(plan: "Plan", target: "Target", records: "RecordFile | None") -> "RunResult":
     """On uvloop, which leaves more of the processor to the servers."""
     import uvloop  # noqa: PLC0415
 
@@ -132,7 +223,7 @@ def _measure(traffic: "RandomTraffic", target: "Target", records: "RecordFile | 
     keep = records.write if records else lambda _: None
     try:
         with _progress_bar(Console(stderr=True)) as show, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(run(traffic.plan(), target, on_progress=show, on_record=keep))
+            return runner.run(run(plan, target, on_progress=show, on_record=keep))
     except BenchError as error:
         raise RunFailed(str(error)) from error
     except KeyboardInterrupt as error:
@@ -164,10 +255,8 @@ def _progress_bar(console: Console) -> "Iterator[Callable[[Progress], None]]":
         yield show
 
 
-def _environment(traffic: "RandomTraffic", target: "Target", model: str, started: datetime) -> dict[str, Any]:
+def _environment(traffic: dict[str, Any], target: "Target", model: str, started: datetime) -> dict[str, Any]:
     """Where the figures came from."""
-    import dataclasses  # noqa: PLC0415
-
     from kvberth.bench import machine, versions  # noqa: PLC0415
 
     return {
@@ -176,7 +265,7 @@ def _environment(traffic: "RandomTraffic", target: "Target", model: str, started
         "model": model,
         "headers": _without_secrets(target.headers),
         "timeout_seconds": target.timeout_seconds,
-        "traffic": dataclasses.asdict(traffic),
+        "traffic": traffic,
         "versions": versions(),
         "machine": machine(),
     }
@@ -195,8 +284,9 @@ def _as_json(report: Mapping[str, Any], indent: int) -> bytes:
 
 def _print_result(console: Console, result: "RunResult") -> None:
     summary = result.summary
+    given_up = f", {summary.cancelled} were cancelled" if summary.cancelled else ""
     console.print(
-        f"{summary.succeeded} of {summary.requests} requests succeeded in {summary.duration_seconds:.1f} s: "
+        f"{summary.succeeded} of {summary.requests} requests succeeded{given_up} in {summary.duration_seconds:.1f} s: "
         f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.0f} output tokens/s"
     )
     for kind, count in summary.failures.items():
