@@ -30,6 +30,8 @@ OTHER_VALUES = {
     "prefill_policy": RouterPrefillPolicy.ROUND_ROBIN,
     "decode_policy": RouterDecodePolicy.LEAST_LOADED,
     "affinity_seconds": 0.25,
+    "local_prefill_tokens": 64,
+    "max_retries": 5,
     "client_stall_seconds": 4.5,
     "max_in_flight": 7,
     "max_queue": 9,
@@ -42,7 +44,7 @@ OTHER_VALUES = {
     "engine_ca_file": __file__,
 }
 FLAGS = {"engines": "--engine"}  # repeated, and so in the singular
-OTHER_FLAGS = {"engine_insecure"}  # contradicts another one
+OTHER_FLAGS = {"engine_insecure", "continue_streams"}  # contradicts another one; a switch
 
 
 def test_every_setting_has_a_flag(kvberth_command, served):
@@ -54,6 +56,12 @@ def test_every_setting_has_a_flag(kvberth_command, served):
             flags += [FLAGS.get(name, f"--{name.replace('_', '-')}"), each]
     assert kvberth_command("router", *flags).exit_code == 0
     assert served == [RouterConfig(**OTHER_VALUES)]
+
+
+def test_streams_need_not_be_continued(kvberth_command, served):
+    """A switch that is on without being given."""
+    assert kvberth_command("router", "--decode", "http://d:1", "--no-continue-streams").exit_code == 0
+    assert [each.continue_streams for each in served] == [False]
 
 
 def test_certificates_need_not_be_checked(kvberth_command, served):
