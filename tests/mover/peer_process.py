@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 
+import msgspec
 import numpy as np
 from tests.mover.rig import FINGERPRINT
 
@@ -41,7 +42,7 @@ def make_mover(name: str, memory: np.ndarray, listen: tuple[str, int] | None) ->
             engine_id=name,
             incarnation=incarnation,
             rank=0,
-            fingerprint=FINGERPRINT,
+            fingerprint=msgspec.structs.replace(FINGERPRINT, block_lengths=(BLOCK_BYTES, BLOCK_BYTES)),
             regions=regions,
             num_blocks=NUM_BLOCKS,
             agent_metadata=agent_metadata,

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvberth.layout import Fingerprint, Region, Tokens
 from kvberth.mover import AbortRequest, AnnouncePrefill, AwaitRequest, EndPrefill, FinishPrefill, Results
+from kvberth.mover.address import Address
 from kvberth.mover.core import Core
 from kvberth.mover.inbox import Outbox
 from kvberth.protocol import EngineCard, Timing, TransferKey, TransferMode
@@ -17,7 +18,7 @@ from kvberth.transport import MemoryFabric, MemoryTransport
 NUM_BLOCKS, BLOCK_BYTES, BLOCK_SIZE = 32, 64, 16
 KEY = TransferKey("t-1")
 PORT = 14579
-ADDRESS = f"P:{PORT}"
+ADDRESS = Address(f"P:{PORT}")
 
 FINGERPRINT = Fingerprint(
     model="m@1",
@@ -48,16 +49,20 @@ def fingerprint(factor: int = 1, **changes: object) -> Fingerprint:
 class Wire:
     """One engine's end of the control channel: frames that it has sent and nobody has delivered."""
 
-    dialled: list[str] = field(default_factory=list)
-    hung_up: list[str] = field(default_factory=list)
+    dialled: list[Address] = field(default_factory=list)
+    hung_up: list[Address] = field(default_factory=list)
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)
+    refused: str = ""
     gone: set[bytes] = field(default_factory=set)
-    to_servers: list[tuple[str, bytes]] = field(default_factory=list)
+    to_servers: list[tuple[Address, bytes]] = field(default_factory=list)
 
-    def dial(self, address: str) -> None:
+    def refusal(self, address: Address, now: float) -> str:
+        return self.refused
+
+    def dial(self, address: Address) -> None:
         self.dialled.append(address)
 
-    def hang_up(self, address: str) -> None:
+    def hang_up(self, address: Address) -> None:
         self.hung_up.append(address)
 
     def send_to_client(self, route: bytes, frame: bytes) -> bool:
@@ -66,7 +71,7 @@ class Wire:
         self.to_clients.append((route, frame))
         return True
 
-    def send_to_server(self, address: str, frame: bytes) -> None:
+    def send_to_server(self, address: Address, frame: bytes) -> None:
         self.to_servers.append((address, frame))
 
 

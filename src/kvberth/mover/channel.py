@@ -3,26 +3,56 @@
 ZeroMQ mends a broken connection by itself and says nothing of it. Its socket monitors do, so that a peer's death is
 known at once: a producer learns that one of its consumers is gone, a consumer that a producer's connection broke and,
 by a knock of its own at the address, whether nobody listens there any more.
+
+With a keyring both ends prove who they are (ZeroMQ CURVE) before the first frame, and everything is encrypted.
+
+Whoever can reach the port, with a key or without, can make us work: so what strangers cause is looked at a hundred
+times a second at most, a socket that is never empty rests between two handfuls, and a peer that sends more than its
+allowance is not listened to. ZeroMQ reads from its connections in turn, so that others' frames wait only that long.
 """
 
 import logging
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from kvberth.keys import Certificate, Keyring, PeerRole
+from kvberth.mover.address import Address
+from kvberth.mover.allowance import Allowance
+from kvberth.mover.gate import Gate
 from kvberth.mover.knock import Knock
+from kvberth.mover.seldom import Seldom
 from kvberth.protocol.messages import MAX_FRAME_BYTES
 
-__all__ = ["Channel", "ChannelError"]
+__all__ = ["Channel", "ChannelError", "FromClient"]
 
 _log = logging.getLogger(__name__)
 
 _QUEUED_FRAMES = 10_000
 """Frames that wait for a peer that does not read; beyond them frames are dropped, and the heartbeats repair it."""
 
-_WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_DENIED = {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL}
+_OF_LISTENERS = zmq.EVENT_DISCONNECTED
+_OF_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | sum(_DENIED)
+_EVENT = struct.Struct("=HI")
+
+_HANDSHAKE_MS = 5_000
+"""A connection that has not proved itself by then is closed."""
+
+_FRAMES_PER_TURN = 64
+"""Frames taken from one socket before the transfers get their turn, so that a flood cannot starve them."""
+
+_EVENTS_PER_TURN = 1000
+_REST_SECONDS = 0.005
+"""For a socket that had a whole handful: something else comes first."""
+_STRANGERS_REST_SECONDS = 0.01
+"""Between two looks at what strangers can cause: handshakes, and connections that come to nothing."""
+
+_UNITS_PER_SECOND, _UNITS_AT_ONCE = 2_000.0, 10_000.0
+"""What one peer may send (see `Allowance`). A thousand requests per second, each with its own prompt, fit in."""
 
 
 class ChannelError(Exception):
@@ -38,11 +68,13 @@ class _Line:
     knock: Knock | None = None
 
     def events(self) -> list[tuple[int, int]]:
-        """What has happened to the connections since the last look: (event, value)."""
-        found = []
-        while self.monitor.poll(0):
-            message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            found.append((int(message["event"]), int(message["value"])))
+        """What has happened to the connections since the last look, or a handful of it: (event, value)."""
+        found: list[tuple[int, int]] = []
+        try:
+            while len(found) < _EVENTS_PER_TURN:
+                found.append(_EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0]))
+        except zmq.Again:
+            pass
         return found
 
     def close(self, linger: int = 0) -> None:
@@ -53,17 +85,36 @@ class _Line:
         self.socket.close(linger)
 
 
+class FromClient(NamedTuple):
+    """A frame of somebody who dialled us; `sender` is None where the channel is not authenticated."""
+
+    route: bytes
+    frame: bytes
+    sender: Certificate | None
+
+
 class Channel:
     """ZeroMQ ROUTER and DEALER sockets of one rank. All calls come from one thread.
 
     A connection that breaks is made anew by ZeroMQ; frames may be lost with it. The protocol repairs that.
+
+    Args:
+        keyring: our own pair and the accepted peers; without one everybody is accepted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keyring: Keyring | None = None) -> None:
+        self._keyring = keyring
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._listener: _Line | None = None
-        self._dialled: dict[str, _Line] = {}
+        self._gate: Gate | None = None
+        self._dialled: dict[Address, _Line] = {}
+        self._resting: dict[zmq.Socket[bytes], float] = {}
+        self._connections: dict[bytes, int] = {}  # of those who dialled us: descriptor by route
+        self._revoked: set[bytes] = set()
+        self._denying: list[Address] = []
+        self._allowance = Allowance(_UNITS_PER_SECOND, _UNITS_AT_ONCE)
+        self._excess = Seldom()
 
     def listen(self, host: str, port: int) -> None:
         """Accept consumers at `tcp://host:port`.
@@ -72,8 +123,14 @@ class Channel:
             ChannelError: the address cannot be bound, most often since another engine has the port.
         """
         line = self._new_line(zmq.ROUTER)
-        line.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         line.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        line.socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        if self._keyring is not None:
+            # First the gate: a server whose context has none lets in whoever has any key at all.
+            self._gate = Gate(self._context, self._keyring)
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+            line.socket.curve_server = True
+            _use_own(line.socket, self._keyring)
         try:
             line.socket.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
@@ -84,21 +141,39 @@ class Channel:
             ) from error
         self._listener = self._watch_line(line)
 
-    def dial(self, address: str) -> None:
-        """Connect to a producer at `host:port`; a second call for the same address does nothing."""
+    def refusal(self, address: Address, now: float) -> str:
+        """Why we do not talk to this producer; empty when we do."""
+        if self._keyring is None:
+            return ""
+        self._keyring.look(now)
+        if not address.identity:
+            return f"nobody said which key the prefill worker at {address} has"
+        found = self._keyring.find(address.identity)
+        if found is None:
+            return f"no key in {self._keyring.peers_dir} is {address.identity}, which {address} is said to have"
+        return "" if found.role is PeerRole.ENGINE else f"{found.name} is a {found.role} and no engine"
+
+    def dial(self, address: Address) -> None:
+        """Connect to a producer without a `refusal`; a second call for the same address does nothing."""
         if address in self._dialled:
             return
         line = self._watch_line(self._new_line(zmq.DEALER))
-        line.knock = Knock(address)
+        if self._keyring is not None:
+            server = self._keyring.find(address.identity)
+            assert server is not None, f"{address} is refused"
+            line.socket.curve_serverkey = server.public_key.encode()
+            _use_own(line.socket, self._keyring)
+        line.knock = Knock(address.endpoint)
         line.socket.connect(f"tcp://{address}")
         self._dialled[address] = line
 
-    def hang_up(self, address: str) -> None:
+    def hang_up(self, address: Address) -> None:
         """Close the connection to a producer."""
         line = self._dialled.pop(address, None)
         if line is not None:
-            self._poller.unregister(line.socket)
-            self._poller.unregister(line.monitor)
+            for socket in (line.socket, line.monitor):
+                if self._resting.pop(socket, None) is None:
+                    self._poller.unregister(socket)
             line.close()
 
     def send_to_client(self, route: bytes, frame: bytes) -> bool:
@@ -106,7 +181,7 @@ class Channel:
         assert self._listener is not None
         return self._send(self._listener.socket, [route, frame])
 
-    def send_to_server(self, address: str, frame: bytes) -> None:
+    def send_to_server(self, address: Address, frame: bytes) -> None:
         """Send to a producer that we dialled; dropped if we hung up, queued while the connection is being made."""
         line = self._dialled.get(address)
         if line is not None:
@@ -116,38 +191,80 @@ class Channel:
         """Let `wait` return when this descriptor is readable, too."""
         self._poller.register(file_descriptor, zmq.POLLIN)
 
-    def wait(self, timeout_seconds: float | None) -> None:
+    def wait(self, timeout_seconds: float | None, now: float) -> None:
         """Sleep until something can be received, a watched descriptor is readable, or the time is over."""
+        for socket in [socket for socket, until in self._resting.items() if until <= now]:
+            del self._resting[socket]
+            self._poller.register(socket, zmq.POLLIN)
+        if self._resting:
+            rest = min(self._resting.values()) - now
+            timeout_seconds = rest if timeout_seconds is None else min(rest, timeout_seconds)
         self._poller.poll(None if timeout_seconds is None else max(0, round(timeout_seconds * 1000)))
 
-    def from_clients(self, limit: int) -> Iterator[tuple[bytes, bytes]]:
-        """Up to `limit` pairs (route, frame) that have arrived from consumers."""
-        if self._listener is None:
+    def admit(self, now: float) -> None:
+        """Let those in who knock with an accepted key."""
+        if self._gate is not None and self._gate.socket not in self._resting and self._gate.answer(now):
+            self._rest(self._gate.socket, _STRANGERS_REST_SECONDS, now)
+
+    def from_clients(self, now: float) -> Iterator[FromClient]:
+        """A handful of frames that have arrived from consumers and routers."""
+        if self._listener is None or self._listener.socket in self._resting:
             return
-        for _ in range(limit):
-            parts = self._receive(self._listener.socket)
-            if parts is None:
+        if self._keyring is not None:
+            self._keyring.look(now)
+        for _ in range(_FRAMES_PER_TURN):
+            if (received := self._receive(self._listener.socket)) is None:
                 return
-            if len(parts) == 2:
-                yield parts[0], parts[1]
-            else:
-                _log.warning("kvberth: dropped a control message of %d parts; expected 1", len(parts) - 1)
+            route, frame, num_parts = received
+            if num_parts != 2:
+                _log.warning("kvberth: dropped a control message of %d parts; expected 1", num_parts - 1)
+                continue
+            if route not in self._connections:
+                self._connections[route] = int(frame.get(zmq.SRCFD))
+            sender = None
+            if self._keyring is not None:
+                sender = self._keyring.with_key(str(frame.get("User-Id")))
+                if sender is None:
+                    self._revoked.add(route)
+                    continue
+            if self._is_allowed(sender.public_key if sender else route, frame, now):
+                yield FromClient(route, frame.bytes, sender)
+        self._rest(self._listener.socket, _REST_SECONDS, now)
 
-    def from_servers(self, limit: int) -> Iterator[tuple[str, bytes]]:
-        """Up to `limit` pairs (address, frame) from each producer that we dialled."""
+    def revoked_clients(self) -> set[bytes]:
+        """Routes of those whose key has been taken out while they were connected, and who have sent something since."""
+        revoked, self._revoked = self._revoked, set()
+        return revoked
+
+    def from_servers(self, now: float) -> Iterator[tuple[Address, bytes]]:
+        """A handful of pairs (address, frame) from each producer that we dialled."""
         for address, line in list(self._dialled.items()):
-            for _ in range(limit):
-                if line.socket.closed or (parts := self._receive(line.socket)) is None:
+            if line.socket in self._resting:
+                continue
+            for _ in range(_FRAMES_PER_TURN):
+                if line.socket.closed or (received := self._receive(line.socket)) is None:
                     break
-                yield address, parts[-1]
+                if self._is_allowed(address, received[1], now):
+                    yield address, received[1].bytes
+            else:
+                self._rest(line.socket, _REST_SECONDS, now)
 
-    def has_broken_clients(self) -> bool:
-        """Whether a consumer's connection has broken since the last look; ZeroMQ does not say whose."""
-        return self._listener is not None and any(
-            event == zmq.EVENT_DISCONNECTED for event, _ in self._listener.events()
-        )
+    def has_broken_clients(self, now: float) -> bool:
+        """Whether the connection of somebody who had sent us something has broken since the last look."""
+        if self._listener is None or self._listener.monitor in self._resting:
+            return False
+        events = self._listener.events()
+        if not events:
+            return False
+        self._rest(self._listener.monitor, _STRANGERS_REST_SECONDS, now)
+        closed = {value for event, value in events if event == zmq.EVENT_DISCONNECTED}
+        # A descriptor of -1: this ZeroMQ does not tell whose it was.
+        broken = [route for route, descriptor in self._connections.items() if descriptor in closed or descriptor < 0]
+        for route in broken:
+            del self._connections[route]
+        return bool(broken)
 
-    def broken_servers(self) -> list[str]:
+    def broken_servers(self) -> list[Address]:
         """Producers whose connection has broken since the last look. ZeroMQ goes on trying to connect."""
         broken = []
         for address, line in self._dialled.items():
@@ -156,12 +273,20 @@ class Channel:
                 if event == zmq.EVENT_CONNECTED:
                     line.knock.remember(value)
                     continue
+                if event in _DENIED:
+                    self._denying.append(address)
+                    continue
                 if event == zmq.EVENT_DISCONNECTED:
                     broken.append(address)
                 line.knock.try_now()
         return broken
 
-    def refusing_servers(self) -> list[str]:
+    def denying_servers(self) -> list[Address]:
+        """Producers that do not accept our key, or one of us has none. ZeroMQ may give up on such a connection."""
+        denying, self._denying = self._denying, []
+        return denying
+
+    def refusing_servers(self) -> list[Address]:
         """Producers at whose address nobody listens: the process is gone, for certain."""
         return [
             address for address, line in self._dialled.items() if line.knock is not None and line.knock.is_refused()
@@ -175,7 +300,23 @@ class Channel:
         if self._listener is not None:
             self._listener.close(linger=100)
             self._listener = None
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
         self._context.term()
+
+    def _rest(self, socket: "zmq.Socket[bytes]", seconds: float, now: float) -> None:
+        """Something comes from there all the time: do not be woken by it for a moment."""
+        if not socket.closed:
+            self._poller.unregister(socket)
+            self._resting[socket] = now + seconds
+
+    def _is_allowed(self, peer: object, frame: zmq.Frame, now: float) -> bool:
+        if self._allowance.take(peer, len(frame), now):
+            return True
+        if count := self._excess.count(now):
+            _log.warning("kvberth: a peer sends more than it may; %d of such messages were dropped", count)
+        return False
 
     def _new_line(self, kind: int) -> _Line:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -184,7 +325,7 @@ class Channel:
         socket.setsockopt(zmq.RCVHWM, _QUEUED_FRAMES)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.IPV6, 1)
-        return _Line(socket, socket.get_monitor_socket(_WATCHED))
+        return _Line(socket, socket.get_monitor_socket(_OF_LISTENERS if kind == zmq.ROUTER else _OF_DIALLED))
 
     def _watch_line(self, line: _Line) -> _Line:
         self._poller.register(line.socket, zmq.POLLIN)
@@ -204,8 +345,19 @@ class Channel:
         return True
 
     @staticmethod
-    def _receive(socket: "zmq.Socket[bytes]") -> list[bytes] | None:
+    def _receive(socket: "zmq.Socket[bytes]") -> tuple[bytes, zmq.Frame, int] | None:
+        """The first part, the last one as it came (it knows who sent it), and how many there were; None for nothing."""
         try:
-            return socket.recv_multipart(zmq.NOBLOCK)
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        first, num_parts = frame, 1
+        while frame.more:
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
+            num_parts += 1
+        return (first.bytes if num_parts > 1 else b""), frame, num_parts
+
+
+def _use_own(socket: "zmq.Socket[bytes]", keyring: Keyring) -> None:
+    socket.curve_publickey = keyring.own.certificate.public_key.encode()
+    socket.curve_secretkey = keyring.own.secret_key.encode()

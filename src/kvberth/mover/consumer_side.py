@@ -4,10 +4,11 @@ import logging
 from functools import partial
 
 from kvberth.layout import Mismatch, find_mismatch
+from kvberth.mover.address import Address
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Link, LinkState
-from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, report_end
+from kvberth.mover.wire import Wire, block_error, card_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
     Action,
@@ -69,7 +70,7 @@ class ConsumerSide:
         self._timing = timing
         self._machine = Consumer(card.fingerprint.block_size, timing)
         self._flights = Flights(transport)
-        self._links: dict[str, Link] = {}
+        self._links: dict[Address, Link] = {}
         self._sessions = 0
         self._agents: dict[PeerName, str] = {}
 
@@ -99,10 +100,14 @@ class ConsumerSide:
                 moments.append(min(link.next_heartbeat, link.last_heard + self._timing.silence_seconds))
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def begin(self, key: TransferKey, address: str, event: ConsumerEvent, now: float) -> None:
+    def begin(self, key: TransferKey, address: Address, event: ConsumerEvent, now: float) -> None:
         """A request waits for, or declines, the KV of the producer at `address`."""
         self.tell(key, event, now)
         if not self._machine.awaits_peer(key):  # declined while it is with a producer already
+            return
+        if refusal := self._wire.refusal(address, now):
+            _log.error("kvberth: prefill worker at %s is not asked: %s", address, refusal)
+            self.tell(key, PeerRefused(Reason.NOT_AUTHENTICATED, refusal), now)
             return
         link = self._links.get(address)
         if link is None:
@@ -121,7 +126,7 @@ class ConsumerSide:
         """Something happened to a transfer."""
         self._do(self._machine.handle(key, event, now), now)
 
-    def receive(self, address: str, frame: bytes, now: float) -> None:
+    def receive(self, address: Address, frame: bytes, now: float) -> None:
         """A frame from a producer that we dialled."""
         link = self._links.get(address)
         if link is None:
@@ -137,7 +142,7 @@ class ConsumerSide:
         else:
             self._dispatch(link, message, now)
 
-    def broke(self, address: str, now: float) -> None:
+    def broke(self, address: Address, now: float) -> None:
         """The connection to a producer broke. It is made anew by itself, and nothing is lost if the producer lives."""
         link = self._links.get(address)
         if link is None or link.state is LinkState.GREETING:
@@ -148,7 +153,17 @@ class ConsumerSide:
             _log.info("kvberth: prefill worker at %s has closed its connection", address)
             self._drop(link, Reason.PEER_LOST, "it has closed its connection", now)
 
-    def refused(self, address: str, now: float) -> None:
+    def denied(self, address: Address, now: float) -> None:
+        """A producer does not accept our key, or only one of us has keys.
+
+        One that has accepted it before may still be writing to us: its silence tells when that is over.
+        """
+        link = self._links.get(address)
+        if link is not None and link.peer is None:
+            detail = f"{address} does not accept this engine's key, or only one of the two has keys"
+            self._refuse(link, Reason.NOT_AUTHENTICATED, detail, now)
+
+    def refused(self, address: Address, now: float) -> None:
         """Nobody listens at a producer's address: it is gone for certain, and writes no more."""
         link = self._links.get(address)
         if link is None or link.state is LinkState.READY:
@@ -234,6 +249,9 @@ class ConsumerSide:
         old incarnation had accepted is lost with it.
         """
         old, new = link.peer, PeerName(card.peer_name)
+        if error := card_error(card):
+            self._refuse(link, Reason.INCOMPATIBLE, f"its card cannot be used: {error}", now)
+            return
         mismatch = find_mismatch(producer=card.fingerprint, consumer=self._card.fingerprint)
         if mismatch is not None:
             self._refuse(link, Reason.INCOMPATIBLE, str(mismatch), now)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from kvberth.mover.address import Address
 from kvberth.protocol import EngineCard, TransferKey
 from kvberth.protocol.ids import PeerName
 
@@ -22,13 +23,13 @@ class Link:
     """Consumer's end: one producer rank that we dialled.
 
     Attributes:
-        address: `host:port` of its control channel.
+        address: of its control channel.
         session: how many were dialled before.
         waiting: transfers that wait for it to be ready.
         last_heard: when its last message came, or when we began to listen.
     """
 
-    address: str
+    address: Address
     session: int
     opened_at: float
     last_heard: float
@@ -48,7 +49,9 @@ class Client:
     """Producer's end: one consumer rank that dialled us.
 
     Attributes:
+        peer: its name here. Behind its own names stands its key, so that no engine can take another one's place.
         route: where the control channel finds it.
+        key: the public key that it has proved to have; empty where the control channel is not authenticated.
         agent: its name at the transport.
         session: of its dialling; a higher one has given up on all that went before.
         live_since: when it began to wait for something of ours, after a time in which it did not.
@@ -56,18 +59,15 @@ class Client:
         gone_since: when its connection was found to be broken; None while it stands.
     """
 
+    peer: PeerName
     route: bytes
     card: EngineCard
+    key: str
     agent: str
     session: int
     live_since: float
     proved_at: float = -inf
     gone_since: float | None = None
-
-    @property
-    def peer(self) -> PeerName:
-        """The consumer's name."""
-        return PeerName(self.card.peer_name)
 
     @property
     def silent_since(self) -> float:
