@@ -107,6 +107,7 @@ def decode_worker_beside(cluster: LocalCluster, run_dir: Path, **changes: object
             port=ports.take(),
             control_port=0,
             run_dir=run_dir,
+            key_file=cluster.key_file("decode-9"),
         )
         engine.start()
         try:

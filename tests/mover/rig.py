@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from kvberth.keys import Certificate
 from kvberth.layout import Fingerprint, Region, Tokens
 from kvberth.mover import AbortRequest, AnnouncePrefill, AwaitRequest, EndPrefill, FinishPrefill, Results
 from kvberth.mover.address import Address
@@ -122,6 +123,7 @@ class Rig:
         self.producer = Engine("P", self.fabric, fill=1, factor=producer_factor)
         self.consumer = Engine("D", self.fabric, fill=2, factor=consumer_factor, **consumer_changes)
         self.route = b"route-D"
+        self.sender: Certificate | None = None  # what D has proved to be
         self.is_cut = False
         self.to_others: list[tuple[bytes, bytes]] = []  # what P has sent to other routes
         self.results = {"P": Results(), "D": Results()}
@@ -149,7 +151,7 @@ class Rig:
         for _ in range(turns):
             for address, frame in _take(self.consumer.wire.to_servers):
                 if address == ADDRESS and not self.is_cut:
-                    self.producer.core.frame_from_client(self.route, frame, self.now)
+                    self.producer.core.frame_from_client(self.route, frame, self.now, self.sender)
             for route, frame in _take(self.producer.wire.to_clients):
                 if route != self.route:
                     self.to_others.append((route, frame))

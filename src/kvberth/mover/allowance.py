@@ -6,7 +6,7 @@ __all__ = ["Allowance"]
 
 _BYTES_PER_UNIT = 1024
 _KEPT = 1024
-"""Above this number, peers that have used nothing for a while are forgotten."""
+"""Above this number, those who have sent nothing for a while are forgotten now and then."""
 
 
 class Allowance:
@@ -21,6 +21,7 @@ class Allowance:
         self._per_second = per_second
         self._burst = burst
         self._left: dict[Hashable, tuple[float, float]] = {}  # units, and when
+        self._forget_at = _KEPT
 
     def take(self, peer: Hashable, length_bytes: int, now: float) -> bool:
         """Whether a message of this length may be looked at; one that may not costs nothing."""
@@ -30,7 +31,7 @@ class Allowance:
         if is_allowed:
             units -= 1 + length_bytes // _BYTES_PER_UNIT
         self._left[peer] = (units, now)
-        if len(self._left) > _KEPT:
+        if len(self._left) > self._forget_at:
             self._forget(now)
         return is_allowed
 
@@ -38,3 +39,4 @@ class Allowance:
         """Who would have a full bucket again is as good as new."""
         seconds = self._burst / self._per_second
         self._left = {peer: left for peer, left in self._left.items() if now - left[1] < seconds}
+        self._forget_at = max(_KEPT, 2 * len(self._left))
