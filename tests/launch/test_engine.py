@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_prefill_worker_s_command():
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"control_host": "127.0.0.1", "transfer_mode": "pull"},
     }
+
+
+def test_keys_are_named_by_their_files():
+    """The secrets themselves are on no command line."""
+    key_file = Path("/keys/prefill-0.key_secret")
+    command = engine_command(EngineKind.PREFILL, ClusterSettings(model="m"), port=1, control_port=2, key_file=key_file)
+    config = transfer_config(command)["kv_connector_extra_config"]
+    assert (config["control_key_file"], config["control_peers_dir"]) == (str(key_file), "/keys")
 
 
 def test_decode_worker_is_a_consumer():

@@ -12,6 +12,7 @@ allowance is not listened to. ZeroMQ reads from its connections in turn, so that
 """
 
 import logging
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -196,10 +197,11 @@ class Channel:
         for socket in [socket for socket, until in self._resting.items() if until <= now]:
             del self._resting[socket]
             self._poller.register(socket, zmq.POLLIN)
+        timeout_ms = None if timeout_seconds is None else max(0, round(timeout_seconds * 1000))
         if self._resting:
-            rest = min(self._resting.values()) - now
-            timeout_seconds = rest if timeout_seconds is None else min(rest, timeout_seconds)
-        self._poller.poll(None if timeout_seconds is None else max(0, round(timeout_seconds * 1000)))
+            rest_ms = math.ceil((min(self._resting.values()) - now) * 1000)  # rounded down, it would be asked too early
+            timeout_ms = rest_ms if timeout_ms is None else min(rest_ms, timeout_ms)
+        self._poller.poll(timeout_ms)
 
     def admit(self, now: float) -> None:
         """Let those in who knock with an accepted key."""
