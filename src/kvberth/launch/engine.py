@@ -91,6 +91,7 @@ class EngineProcess(ManagedProcess):
         key_file: Path | None = None,
     ) -> None:
         self.kind = kind
+        self.key_file = key_file
         name = f"{kind}-{index}"
         super().__init__(
             name,

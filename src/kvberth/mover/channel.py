@@ -6,16 +6,15 @@ by a knock of its own at the address, whether nobody listens there any more.
 
 With a keyring both ends prove who they are (ZeroMQ CURVE) before the first frame, and everything is encrypted.
 
-Whoever can reach the port, with a key or without, can make us work: so what strangers cause is looked at a hundred
-times a second at most, a socket that is never empty rests between two handfuls, and a peer that sends more than its
-allowance is not listened to. ZeroMQ reads from its connections in turn, so that others' frames wait only that long.
+Whoever can reach the port, with a key or without, can make us work. So what strangers cause is looked at a hundred
+times a second at most; a peer that sends more than its allowance is not listened to; and a socket that is never empty,
+or brings what is not wanted, rests between two handfuls. ZeroMQ reads from its connections in turn, so that the frames
+of others wait only that long.
 """
 
 import logging
 import math
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import zmq
@@ -25,20 +24,12 @@ from kvberth.mover.address import Address
 from kvberth.mover.allowance import Allowance
 from kvberth.mover.gate import Gate
 from kvberth.mover.knock import Knock
+from kvberth.mover.line import DENIED, Line, Received
 from kvberth.mover.seldom import Seldom
-from kvberth.protocol.messages import MAX_FRAME_BYTES
 
 __all__ = ["Channel", "ChannelError", "FromClient"]
 
 _log = logging.getLogger(__name__)
-
-_QUEUED_FRAMES = 10_000
-"""Frames that wait for a peer that does not read; beyond them frames are dropped, and the heartbeats repair it."""
-
-_DENIED = {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL}
-_OF_LISTENERS = zmq.EVENT_DISCONNECTED
-_OF_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | sum(_DENIED)
-_EVENT = struct.Struct("=HI")
 
 _HANDSHAKE_MS = 5_000
 """A connection that has not proved itself by then is closed."""
@@ -46,44 +37,20 @@ _HANDSHAKE_MS = 5_000
 _FRAMES_PER_TURN = 64
 """Frames taken from one socket before the transfers get their turn, so that a flood cannot starve them."""
 
-_EVENTS_PER_TURN = 1000
 _REST_SECONDS = 0.005
 """For a socket that had a whole handful: something else comes first."""
 _STRANGERS_REST_SECONDS = 0.01
 """Between two looks at what strangers can cause: handshakes, and connections that come to nothing."""
 
-_UNITS_PER_SECOND, _UNITS_AT_ONCE = 2_000.0, 10_000.0
-"""What one peer may send (see `Allowance`). A thousand requests per second, each with its own prompt, fit in."""
+_UNITS_PER_SECOND, _UNITS_AT_ONCE = 1_000.0, 10_000.0
+"""What one peer may send (see `Allowance`). A hundred prompts of 32k tokens per second need 700."""
+
+
+_TOO_MUCH = "was more than its sender may send"
 
 
 class ChannelError(Exception):
     """The control channel cannot be opened."""
-
-
-@dataclass(slots=True)
-class _Line:
-    """A socket, and the one on which ZeroMQ tells of its connections."""
-
-    socket: "zmq.Socket[bytes]"
-    monitor: "zmq.Socket[bytes]"
-    knock: Knock | None = None
-
-    def events(self) -> list[tuple[int, int]]:
-        """What has happened to the connections since the last look, or a handful of it: (event, value)."""
-        found: list[tuple[int, int]] = []
-        try:
-            while len(found) < _EVENTS_PER_TURN:
-                found.append(_EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0]))
-        except zmq.Again:
-            pass
-        return found
-
-    def close(self, linger: int = 0) -> None:
-        if self.knock is not None:
-            self.knock.close()
-        self.socket.disable_monitor()
-        self.monitor.close()
-        self.socket.close(linger)
 
 
 class FromClient(NamedTuple):
@@ -107,15 +74,16 @@ class Channel:
         self._keyring = keyring
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._listener: _Line | None = None
+        self._listener: Line | None = None
         self._gate: Gate | None = None
-        self._dialled: dict[Address, _Line] = {}
+        self._dialled: dict[Address, Line] = {}
         self._resting: dict[zmq.Socket[bytes], float] = {}
         self._connections: dict[bytes, int] = {}  # of those who dialled us: descriptor by route
         self._revoked: set[bytes] = set()
         self._denying: list[Address] = []
         self._allowance = Allowance(_UNITS_PER_SECOND, _UNITS_AT_ONCE)
-        self._excess = Seldom()
+        self._dropped = Seldom()
+        self._unwanted: set[zmq.Socket[bytes]] = set()
 
     def listen(self, host: str, port: int) -> None:
         """Accept consumers at `tcp://host:port`.
@@ -123,15 +91,14 @@ class Channel:
         Raises:
             ChannelError: the address cannot be bound, most often since another engine has the port.
         """
-        line = self._new_line(zmq.ROUTER)
+        line = Line.open(self._context, zmq.ROUTER)
         line.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         line.socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         if self._keyring is not None:
             # First the gate: a server whose context has none lets in whoever has any key at all.
             self._gate = Gate(self._context, self._keyring)
             self._poller.register(self._gate.socket, zmq.POLLIN)
-            line.socket.curve_server = True
-            _use_own(line.socket, self._keyring)
+            line.prove(self._keyring.own, server=None)
         try:
             line.socket.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
@@ -158,12 +125,11 @@ class Channel:
         """Connect to a producer without a `refusal`; a second call for the same address does nothing."""
         if address in self._dialled:
             return
-        line = self._watch_line(self._new_line(zmq.DEALER))
+        line = self._watch_line(Line.open(self._context, zmq.DEALER))
         if self._keyring is not None:
             server = self._keyring.find(address.identity)
             assert server is not None, f"{address} is refused"
-            line.socket.curve_serverkey = server.public_key.encode()
-            _use_own(line.socket, self._keyring)
+            line.prove(self._keyring.own, server.public_key)
         line.knock = Knock(address.endpoint)
         line.socket.connect(f"tcp://{address}")
         self._dialled[address] = line
@@ -180,13 +146,13 @@ class Channel:
     def send_to_client(self, route: bytes, frame: bytes) -> bool:
         """Send to a consumer; False if it is not connected any more."""
         assert self._listener is not None
-        return self._send(self._listener.socket, [route, frame])
+        return self._listener.send([route, frame])
 
     def send_to_server(self, address: Address, frame: bytes) -> None:
         """Send to a producer that we dialled; dropped if we hung up, queued while the connection is being made."""
         line = self._dialled.get(address)
         if line is not None:
-            self._send(line.socket, [frame])
+            line.send([frame])
 
     def watch(self, file_descriptor: int) -> None:
         """Let `wait` return when this descriptor is readable, too."""
@@ -210,16 +176,14 @@ class Channel:
 
     def from_clients(self, now: float) -> Iterator[FromClient]:
         """A handful of frames that have arrived from consumers and routers."""
-        if self._listener is None or self._listener.socket in self._resting:
+        if self._listener is None:
             return
         if self._keyring is not None:
             self._keyring.look(now)
-        for _ in range(_FRAMES_PER_TURN):
-            if (received := self._receive(self._listener.socket)) is None:
-                return
+        for received in self._handful(self._listener, now):
             route, frame, num_parts = received
             if num_parts != 2:
-                _log.warning("kvberth: dropped a control message of %d parts; expected 1", num_parts - 1)
+                self._drop(self._listener.socket, "has several parts", now)
                 continue
             if route not in self._connections:
                 self._connections[route] = int(frame.get(zmq.SRCFD))
@@ -228,10 +192,12 @@ class Channel:
                 sender = self._keyring.with_key(str(frame.get("User-Id")))
                 if sender is None:
                     self._revoked.add(route)
+                    self._drop(self._listener.socket, "is of a peer whose key is not accepted any more", now)
                     continue
-            if self._is_allowed(sender.public_key if sender else route, frame, now):
+            if self._allowance.take(sender.public_key if sender else route, len(frame), now):
                 yield FromClient(route, frame.bytes, sender)
-        self._rest(self._listener.socket, _REST_SECONDS, now)
+            else:
+                self._drop(self._listener.socket, _TOO_MUCH, now)
 
     def revoked_clients(self) -> set[bytes]:
         """Routes of those whose key has been taken out while they were connected, and who have sent something since."""
@@ -241,15 +207,11 @@ class Channel:
     def from_servers(self, now: float) -> Iterator[tuple[Address, bytes]]:
         """A handful of pairs (address, frame) from each producer that we dialled."""
         for address, line in list(self._dialled.items()):
-            if line.socket in self._resting:
-                continue
-            for _ in range(_FRAMES_PER_TURN):
-                if line.socket.closed or (received := self._receive(line.socket)) is None:
-                    break
-                if self._is_allowed(address, received[1], now):
-                    yield address, received[1].bytes
-            else:
-                self._rest(line.socket, _REST_SECONDS, now)
+            for _, frame, _ in self._handful(line, now):
+                if self._allowance.take(address, len(frame), now):
+                    yield address, frame.bytes
+                else:
+                    self._drop(line.socket, _TOO_MUCH, now)
 
     def has_broken_clients(self, now: float) -> bool:
         """Whether the connection of somebody who had sent us something has broken since the last look."""
@@ -275,7 +237,7 @@ class Channel:
                 if event == zmq.EVENT_CONNECTED:
                     line.knock.remember(value)
                     continue
-                if event in _DENIED:
+                if event in DENIED:
                     self._denying.append(address)
                     continue
                 if event == zmq.EVENT_DISCONNECTED:
@@ -307,59 +269,32 @@ class Channel:
             self._gate = None
         self._context.term()
 
+    def _handful(self, line: Line, now: float) -> Iterator[Received]:
+        """What has come, up to a handful. The socket rests if there may be more, or if some of it was not wanted."""
+        for _ in range(_FRAMES_PER_TURN):
+            # It may be closed by what came: the producer is hung up.
+            if line.socket in self._resting or line.socket.closed or (received := line.receive()) is None:
+                break
+            yield received
+        else:
+            self._rest(line.socket, _REST_SECONDS, now)
+        if line.socket in self._unwanted:
+            self._unwanted.discard(line.socket)
+            self._rest(line.socket, _REST_SECONDS, now)
+
+    def _drop(self, socket: "zmq.Socket[bytes]", why: str, now: float) -> None:
+        """A frame is not wanted. Where it came from, more may follow at any pace."""
+        if count := self._dropped.count(now):
+            _log.warning("kvberth: dropped %d control messages; the last one %s", count, why)
+        self._unwanted.add(socket)
+
     def _rest(self, socket: "zmq.Socket[bytes]", seconds: float, now: float) -> None:
         """Something comes from there all the time: do not be woken by it for a moment."""
-        if not socket.closed:
+        if not socket.closed and socket not in self._resting:
             self._poller.unregister(socket)
             self._resting[socket] = now + seconds
 
-    def _is_allowed(self, peer: object, frame: zmq.Frame, now: float) -> bool:
-        if self._allowance.take(peer, len(frame), now):
-            return True
-        if count := self._excess.count(now):
-            _log.warning("kvberth: a peer sends more than it may; %d of such messages were dropped", count)
-        return False
-
-    def _new_line(self, kind: int) -> _Line:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, _QUEUED_FRAMES)
-        socket.setsockopt(zmq.RCVHWM, _QUEUED_FRAMES)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.IPV6, 1)
-        return _Line(socket, socket.get_monitor_socket(_OF_LISTENERS if kind == zmq.ROUTER else _OF_DIALLED))
-
-    def _watch_line(self, line: _Line) -> _Line:
+    def _watch_line(self, line: Line) -> Line:
         self._poller.register(line.socket, zmq.POLLIN)
         self._poller.register(line.monitor, zmq.POLLIN)
         return line
-
-    @staticmethod
-    def _send(socket: "zmq.Socket[bytes]", parts: list[bytes]) -> bool:
-        try:
-            socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            _log.warning("kvberth: a peer does not read its control messages; one was dropped")
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
-
-    @staticmethod
-    def _receive(socket: "zmq.Socket[bytes]") -> tuple[bytes, zmq.Frame, int] | None:
-        """The first part, the last one as it came (it knows who sent it), and how many there were; None for nothing."""
-        try:
-            frame = socket.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        first, num_parts = frame, 1
-        while frame.more:
-            frame = socket.recv(zmq.NOBLOCK, copy=False)
-            num_parts += 1
-        return (first.bytes if num_parts > 1 else b""), frame, num_parts
-
-
-def _use_own(socket: "zmq.Socket[bytes]", keyring: Keyring) -> None:
-    socket.curve_publickey = keyring.own.certificate.public_key.encode()
-    socket.curve_secretkey = keyring.own.secret_key.encode()
