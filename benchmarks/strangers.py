@@ -2,7 +2,7 @@
 
 A prefill and a decode worker's movers, in a process each, with keys, hand over small transfers one after another. An
 attacker in a third process does its worst, either against this prefill worker or, for comparison, against another one
-that nobody uses: the same work for the same two cores, so that what is left is what the target's mover loses. Pairs take
+that nobody uses: the same work for the same cores, so that what is left is what the target's mover loses. Pairs take
 turns within one run.
 
     python -m benchmarks.strangers --out strangers.json       # 5 minutes

@@ -178,6 +178,7 @@ def _transfer_config(
         "kv_connector": "KVBerthConnector",
         "kv_connector_module_path": "kvberth.vllm_plugin",
         **common,
+        **({"engine_id": key_file.stem} if key_file and settings.name_engines else {}),
         "kv_port": control_port,
         "kv_connector_extra_config": {
             "control_host": settings.host,
