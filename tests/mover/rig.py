@@ -53,12 +53,11 @@ class Wire:
     dialled: list[Address] = field(default_factory=list)
     hung_up: list[Address] = field(default_factory=list)
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)
-    refused: str = ""
     gone: set[bytes] = field(default_factory=set)
     to_servers: list[tuple[Address, bytes]] = field(default_factory=list)
 
-    def refusal(self, address: Address, now: float) -> str:
-        return self.refused
+    def resolve(self, address: Address, now: float) -> Address:
+        return address
 
     def dial(self, address: Address) -> None:
         self.dialled.append(address)

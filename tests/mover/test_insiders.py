@@ -6,11 +6,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mover.rig import BLOCK_BYTES, NUM_BLOCKS, Engine, Rig
+from tests.mover.rig import BLOCK_BYTES, NUM_BLOCKS, PORT, Engine, Rig
 
 from kvberth.keys import Certificate, PeerRole
 from kvberth.layout import Region
-from kvberth.protocol import PROTOCOL_VERSION, Reason, TransferKey, TransferMode, decode, encode
+from kvberth.mover import AwaitRequest
+from kvberth.mover.address import Address
+from kvberth.protocol import PROTOCOL_VERSION, End, Reason, TransferKey, TransferMode, decode, encode
+from kvberth.protocol.events import RequestWaiting
+from kvberth.protocol.ids import RequestId
 from kvberth.protocol.messages import (
     Alive,
     Cancel,
@@ -21,11 +25,14 @@ from kvberth.protocol.messages import (
     Hello,
     HelloNeeded,
     Incompatible,
+    Located,
     Message,
     Progress,
+    Quiesced,
     Register,
     Watch,
     Welcome,
+    Writing,
 )
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
@@ -164,6 +171,25 @@ def test_another_engine_s_transport_is_of_no_use():
     *_, answer = insider.say(Hello(card, 1))
     assert isinstance(answer, Incompatible)
     assert answer.field == "agent_metadata"
+    assert_handed_over(rig)
+
+
+@pytest.mark.parametrize("end", list(End))
+@pytest.mark.parametrize("name", ["Q", "P"], ids=["its own name", "the other one's name"])
+def test_a_transfer_is_not_ended_by_another_prefill_worker(end, name):
+    """D is connected to it, and takes no word of it for a transfer that is with P: its blocks are not given back."""
+    rig = rig_of(PUSH)
+    other = TransferKey("t-other")
+    event = RequestWaiting(RequestId("d-2"), 0, PUSH, 0, 40, b"digest", (20, 21, 22))
+    rig.consumer.core.command(AwaitRequest(other, "Q", PORT, event, "q" * 40), rig.now)
+    elsewhere = Engine("Q", rig.fabric)
+    address = Address(f"Q:{PORT}", "q" * 40)
+    card = msgspec.structs.replace(elsewhere.core._consuming._card, engine_id=name, incarnation="a")
+    located = Located(rig.key, 0, (1, 2, 3), 16)
+    for message in (Welcome(card), Ended(rig.key, 0, end), Quiesced(rig.key, 0), Writing(rig.key, 0), located):
+        rig.consumer.core.frame_from_server(address, encode(message), rig.now)
+    rig.settle()
+    assert rig.received() == []
     assert_handed_over(rig)
 
 

@@ -124,7 +124,8 @@ def test_a_stranger_neither_registers_nor_cancels_nor_learns(peer, consumer, key
     try:
         peer.tell(f"announce {transfer_id}")
         consumer.wait_for(peer, transfer_id, mode, (10, 30, 11))
-        time.sleep(0.3)
+        peer.expect("connected D")
+        time.sleep(0.5)  # and is registered
         stranger.say(TransferKey(transfer_id))
         if who == "with a router's key":
             assert stranger.hears(5.0)

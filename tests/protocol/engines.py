@@ -183,8 +183,8 @@ class Rank(Outbox):
 
     # The control channel, as the core sees it.
 
-    def refusal(self, address: Address, now: float) -> str:
-        return ""
+    def resolve(self, address: Address, now: float) -> Address:
+        return address
 
     def dial(self, address: Address) -> None:
         assert address == ADDRESS

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Address"]
+__all__ = ["Address", "NotAccepted"]
+
+
+class NotAccepted(Exception):
+    """A producer that may not be dialled; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +15,9 @@ class Address:
 
     Attributes:
         endpoint: `host:port`.
-        identity: the public key that the producer must have, or the name of its certificate; empty where the control
-            channel is not authenticated. It comes from whoever sent the request, and is believed only if that key is
-            among the accepted ones.
+        identity: the public key that the producer must have, or at first the name of its certificate; empty where the
+            control channel is not authenticated. It comes from whoever sent the request, and is believed only if that
+            key is among the accepted ones.
     """
 
     endpoint: str

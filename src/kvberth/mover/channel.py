@@ -20,7 +20,7 @@ from typing import NamedTuple
 import zmq
 
 from kvberth.keys import Certificate, Keyring, PeerRole
-from kvberth.mover.address import Address
+from kvberth.mover.address import Address, NotAccepted
 from kvberth.mover.allowance import Allowance
 from kvberth.mover.gate import Gate
 from kvberth.mover.knock import Knock
@@ -109,27 +109,32 @@ class Channel:
             ) from error
         self._listener = self._watch_line(line)
 
-    def refusal(self, address: Address, now: float) -> str:
-        """Why we do not talk to this producer; empty when we do."""
+    def resolve(self, address: Address, now: float) -> Address:
+        """The address with the producer's public key as its identity, which may have been the name of its certificate.
+
+        Raises:
+            NotAccepted: we have keys, and the producer has none that is accepted as an engine's.
+        """
         if self._keyring is None:
-            return ""
+            return Address(address.endpoint)
         self._keyring.look(now)
         if not address.identity:
-            return f"nobody said which key the prefill worker at {address} has"
+            raise NotAccepted(f"nobody said which key the prefill worker at {address} has")
         found = self._keyring.find(address.identity)
         if found is None:
-            return f"no key in {self._keyring.peers_dir} is {address.identity}, which {address} is said to have"
-        return "" if found.role is PeerRole.ENGINE else f"{found.name} is a {found.role} and no engine"
+            directory = self._keyring.peers_dir
+            raise NotAccepted(f"no key in {directory} is {address.identity}, which {address} is said to have")
+        if found.role is not PeerRole.ENGINE:
+            raise NotAccepted(f"{found.name} is a {found.role} and no engine")
+        return Address(address.endpoint, found.public_key)
 
     def dial(self, address: Address) -> None:
-        """Connect to a producer without a `refusal`; a second call for the same address does nothing."""
+        """Connect to a producer whose address was resolved; a second call for the same one does nothing."""
         if address in self._dialled:
             return
         line = self._watch_line(Line.open(self._context, zmq.DEALER))
         if self._keyring is not None:
-            server = self._keyring.find(address.identity)
-            assert server is not None, f"{address} is refused"
-            line.prove(self._keyring.own, server.public_key)
+            line.prove(self._keyring.own, server=address.identity)
         line.knock = Knock(address.endpoint)
         line.socket.connect(f"tcp://{address}")
         self._dialled[address] = line

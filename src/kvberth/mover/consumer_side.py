@@ -4,10 +4,11 @@ import logging
 from functools import partial
 
 from kvberth.layout import Mismatch, find_mismatch
-from kvberth.mover.address import Address
+from kvberth.mover.address import Address, NotAccepted
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Link, LinkState
+from kvberth.mover.seldom import Seldom
 from kvberth.mover.wire import Wire, block_error, card_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
@@ -72,6 +73,7 @@ class ConsumerSide:
         self._flights = Flights(transport)
         self._links: dict[Address, Link] = {}
         self._sessions = 0
+        self._foreign = Seldom()
         self._agents: dict[PeerName, str] = {}
 
     def is_moving(self) -> bool:
@@ -105,9 +107,11 @@ class ConsumerSide:
         self.tell(key, event, now)
         if not self._machine.awaits_peer(key):  # declined while it is with a producer already
             return
-        if refusal := self._wire.refusal(address, now):
-            _log.error("kvberth: prefill worker at %s is not asked: %s", address, refusal)
-            self.tell(key, PeerRefused(Reason.NOT_AUTHENTICATED, refusal), now)
+        try:
+            address = self._wire.resolve(address, now)
+        except NotAccepted as error:
+            _log.error("kvberth: prefill worker at %s is not asked: %s", address, error)
+            self.tell(key, PeerRefused(Reason.NOT_AUTHENTICATED, str(error)), now)
             return
         link = self._links.get(address)
         if link is None:
@@ -228,6 +232,12 @@ class ConsumerSide:
                 error := block_error(blocks, block_size, link.card)
             ):
                 self._lose(link, f"it offers blocks that it cannot have: {error}", now)
+            case Accepted() | Writing() | Located() | Ended() | Quiesced() if self._machine.is_of_another(
+                message.key, link.peer
+            ):
+                if count := self._foreign.count(now):
+                    text = "kvberth: prefill worker at %s speaks of a transfer that is with another one (%d)"
+                    _log.warning(text, link.address, count)
             case Accepted() | Writing() | Located() | Ended() | Quiesced():
                 self.tell(message.key, message, now)
             case _:
@@ -248,7 +258,7 @@ class ConsumerSide:
         It may have been restarted since, or have forgotten us. What it has not answered is registered anew; what the
         old incarnation had accepted is lost with it.
         """
-        old, new = link.peer, PeerName(card.peer_name)
+        old, new = link.peer, link.name_of(card)
         if error := card_error(card):
             self._refuse(link, Reason.INCOMPATIBLE, f"its card cannot be used: {error}", now)
             return
@@ -260,10 +270,14 @@ class ConsumerSide:
             self._disconnect(old)
         if new not in self._agents:
             try:
-                self._agents[new] = self._transport.add_peer(card.agent_metadata)
+                agent = self._transport.add_peer(card.agent_metadata)
             except TransportError as error:
                 self._refuse(link, Reason.TRANSPORT, str(error), now)
                 return
+            if agent in self._agents.values():
+                self._refuse(link, Reason.INCOMPATIBLE, "its transport's metadata is another prefill worker's", now)
+                return
+            self._agents[new] = agent
             _log.info("kvberth: prefill worker %s at %s is connected", card.engine_id, link.address)
         link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
         waiting = dict.fromkeys(key for key in link.waiting if self._machine.awaits_peer(key))

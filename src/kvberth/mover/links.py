@@ -8,7 +8,12 @@ from kvberth.mover.address import Address
 from kvberth.protocol import EngineCard, TransferKey
 from kvberth.protocol.ids import PeerName
 
-__all__ = ["Client", "Link", "LinkState"]
+__all__ = ["Client", "Link", "LinkState", "name_of_peer"]
+
+
+def name_of_peer(card: EngineCard, public_key: str) -> PeerName:
+    """No engine can take another one's place: whatever it calls itself, its key is part of its name here."""
+    return PeerName(f"{card.peer_name}@{public_key}" if public_key else card.peer_name)
 
 
 class LinkState(StrEnum):
@@ -41,7 +46,11 @@ class Link:
     @property
     def peer(self) -> PeerName | None:
         """The producer's name, once it has answered."""
-        return PeerName(self.card.peer_name) if self.card else None
+        return self.name_of(self.card) if self.card else None
+
+    def name_of(self, card: EngineCard) -> PeerName:
+        """What we call an engine that says so of itself: behind its own names stands the key that it has proved."""
+        return name_of_peer(card, self.address.identity)
 
 
 @dataclass(slots=True)
@@ -49,7 +58,7 @@ class Client:
     """Producer's end: one consumer rank that dialled us.
 
     Attributes:
-        peer: its name here. Behind its own names stands its key, so that no engine can take another one's place.
+        peer: its name here (see `name_of_peer`).
         route: where the control channel finds it.
         key: the public key that it has proved to have; empty where the control channel is not authenticated.
         agent: its name at the transport.

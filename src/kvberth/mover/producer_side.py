@@ -7,7 +7,7 @@ from kvberth.keys import Certificate, PeerRole
 from kvberth.layout import Mismatch, find_mismatch
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
-from kvberth.mover.links import Client
+from kvberth.mover.links import Client, name_of_peer
 from kvberth.mover.seldom import Seldom
 from kvberth.mover.watchers import Watchers
 from kvberth.mover.wire import Wire, block_error, card_error, disconnect, plan_transfer, report_end
@@ -213,7 +213,7 @@ class ProducerSide:
         if mismatch is not None:
             self._turn_away(route, card, mismatch)
             return
-        peer = PeerName(f"{card.peer_name}@{key}" if key else card.peer_name)
+        peer = name_of_peer(card, key)
         before = self._peer_of_route.get(route)
         if before is not None and before != peer:
             self._lose(self._clients[before], "its connection is another decode worker's now", now)

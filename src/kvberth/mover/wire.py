@@ -25,8 +25,8 @@ _ADDRESS_SPACE = 2**64
 class Wire(Protocol):
     """What the core needs of the control channel."""
 
-    def refusal(self, address: Address, now: float) -> str:
-        """Why this producer may not be dialled; empty when it may."""
+    def resolve(self, address: Address, now: float) -> Address:
+        """The address with the producer's public key as its identity. Raises `NotAccepted` if we do not talk to it."""
 
     def dial(self, address: Address) -> None: ...
     def hang_up(self, address: Address) -> None: ...
