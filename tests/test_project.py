@@ -17,15 +17,16 @@ PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 # What each package may import of ours, besides itself and `kvberth.__version__`.
 DOWNWARDS = {
     "layout": set(),
+    "keys": set(),
     "protocol": {"layout"},
     "transport": {"layout", "protocol"},
-    "mover": {"layout", "protocol", "transport"},
-    "vllm_plugin": {"layout", "protocol", "transport", "mover"},
+    "mover": {"layout", "protocol", "transport", "keys"},
+    "vllm_plugin": {"layout", "protocol", "transport", "keys", "mover"},
     "emulator": set(),
-    "router": {"layout", "protocol"},
+    "router": {"layout", "protocol", "keys"},
     "bench": set(),
-    "launch": {"layout", "protocol", "emulator", "router"},
-    "cli": {"layout", "protocol", "transport", "emulator", "router", "bench", "launch"},
+    "launch": {"layout", "protocol", "keys", "emulator", "router"},
+    "cli": {"layout", "protocol", "transport", "keys", "emulator", "router", "bench", "launch"},
 }
 
 # The machines decide; others read clocks, open sockets, start threads and speak to engines.

@@ -42,6 +42,8 @@ OTHER_VALUES = {
     "ssl_certfile": __file__,
     "ssl_keyfile": __file__,
     "engine_ca_file": __file__,
+    "control_key_file": "router.key_secret",
+    "control_peers_dir": "keys",
 }
 FLAGS = {"engines": "--engine"}  # repeated, and so in the singular
 OTHER_FLAGS = {"engine_insecure", "continue_streams"}  # contradicts another one; a switch

@@ -1,5 +1,6 @@
 """Real engines for the end-to-end tests. They take half a minute to start, so tests share them."""
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -107,6 +108,7 @@ def decode_worker_beside(cluster: LocalCluster, run_dir: Path, **changes: object
             port=ports.take(),
             control_port=0,
             run_dir=run_dir,
+            key_file=cluster.key_file(f"decode-{uuid.uuid4().hex}"),
         )
         engine.start()
         try:

@@ -87,6 +87,7 @@ class Legs:
             "remote_host": self._producer.control_host,
             "remote_port": self._producer.control_port,
             "tp_size": self._producer.tp_size,
+            "remote_public_key": self._producer.public_key,
             **more,
         }
         return self.start(engine, prompt, params, max_tokens=max_tokens)

@@ -59,8 +59,11 @@ def is_up(url: str) -> bool:
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 def test_vllm_router_in_front_of_our_engines(pool, settings, tmp_path: Path, mode):
-    """vllm-project's router knows vLLM's connectors only; our engines answer as one through it, in either mode."""
-    cluster = pool.get(replace(settings, mode=mode))
+    """vllm-project's router knows vLLM's connectors only; our engines answer as one through it, in either mode.
+
+    It passes the prefill worker's id on, but not its key: the id is the name of the key.
+    """
+    cluster = pool.get(replace(settings, mode=mode, name_engines=True))
     undivided = Client(cluster.undivided[0].url, "smollm2")
     log = tmp_path / "vllm-router.log"
     with PortLease() as ports, log.open("wb") as output:

@@ -2,12 +2,14 @@
 
 import itertools
 import socket
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from kvberth.keys import Keyring, PeerRole, read_key_pair
 from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster, engine
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -111,3 +113,30 @@ def test_control_channels_have_ports_of_their_own(monkeypatch, tmp_path, connect
     assert {name for name, port in ports.items() if port} == listening
     taken = sorted(port for port in ports.values() if port)
     assert all(upper - lower >= 8 for lower, upper in itertools.pairwise(taken))
+
+
+def test_each_process_of_a_cluster_has_a_key_of_its_own(monkeypatch, tmp_path):
+    """All of them made before the first engine starts, in a directory for us alone, and gone with the cluster."""
+    seen: list[Path] = []
+
+    def command(kind, settings, *, port, key_file, **_):
+        if key_file is not None:
+            seen.append(key_file)
+            assert read_key_pair(key_file).certificate.role is PeerRole.ENGINE
+            assert len(Keyring(read_key_pair(key_file), key_file.parent)) == 4
+            assert stat.S_IMODE(key_file.parent.stat().st_mode) == 0o700
+        return [sys.executable, str(FAKE), str(port), "--die"]
+
+    monkeypatch.setattr(engine, "engine_command", command)
+    settings = ClusterSettings(model="m", prefill=1, decode=2, undivided=1, run_dir=tmp_path / "run")
+    with pytest.raises(LaunchError), LocalCluster(settings):
+        pass
+    assert [path.name for path in seen] == ["prefill-0.key_secret", "decode-0.key_secret", "decode-1.key_secret"]
+    assert not seen[0].parent.exists()
+
+
+@pytest.mark.parametrize("changes", [{"authenticate": False}, {"connector": Connector.VLLM, "emulate": True}])
+def test_a_cluster_may_have_no_keys(changes, tmp_path):
+    """When nobody wants them, and with connectors that know none."""
+    cluster = LocalCluster(ClusterSettings(model="m", run_dir=tmp_path, **changes))
+    assert cluster.key_file("decode-9") is None

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,23 @@ def test_prefill_worker_s_command():
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"control_host": "127.0.0.1", "transfer_mode": "pull"},
     }
+
+
+def test_keys_are_named_by_their_files():
+    """The secrets themselves are on no command line."""
+    key_file = Path("/keys/prefill-0.key_secret")
+    command = engine_command(EngineKind.PREFILL, ClusterSettings(model="m"), port=1, control_port=2, key_file=key_file)
+    assert "engine_id" not in transfer_config(command)
+    config = transfer_config(command)["kv_connector_extra_config"]
+    assert (config["control_key_file"], config["control_peers_dir"]) == (str(key_file), "/keys")
+
+
+def test_an_engine_s_id_may_be_the_name_of_its_key():
+    """Routers that pass no key on pass the id on, by which the key is found."""
+    settings = ClusterSettings(model="m", name_engines=True)
+    key_file = Path("/keys/prefill-0.key_secret")
+    command = engine_command(EngineKind.PREFILL, settings, port=1, control_port=2, key_file=key_file)
+    assert transfer_config(command)["engine_id"] == "prefill-0"
 
 
 def test_decode_worker_is_a_consumer():

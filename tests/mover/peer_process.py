@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 
+import msgspec
 import numpy as np
 from tests.mover.rig import FINGERPRINT
 
+from kvberth.keys import Keyring, read_key_pair
 from kvberth.layout import Region
 from kvberth.mover import AnnouncePrefill, FinishPrefill, Mover
 from kvberth.protocol import EngineCard, Timing, TransferKey
@@ -24,7 +27,7 @@ NUM_BLOCKS, BLOCK_BYTES = 64, 4096
 TIMING = Timing(lease_seconds=5.0, heartbeat_seconds=0.4, silence_seconds=1.6, connect_seconds=1.5)
 
 
-def make_mover(name: str, memory: np.ndarray, listen: tuple[str, int] | None) -> Mover:
+def make_mover(name: str, memory: np.ndarray, listen: tuple[str, int] | None, keyring: Keyring | None = None) -> Mover:
     """A mover for two layers of memory, shape (2, NUM_BLOCKS, BLOCK_BYTES), uint8."""
     incarnation = uuid.uuid4().hex
     regions = tuple(
@@ -41,13 +44,13 @@ def make_mover(name: str, memory: np.ndarray, listen: tuple[str, int] | None) ->
             engine_id=name,
             incarnation=incarnation,
             rank=0,
-            fingerprint=FINGERPRINT,
+            fingerprint=msgspec.structs.replace(FINGERPRINT, block_lengths=(BLOCK_BYTES, BLOCK_BYTES)),
             regions=regions,
             num_blocks=NUM_BLOCKS,
             agent_metadata=agent_metadata,
         )
 
-    return Mover(make_transport, make_card, listen, TIMING)
+    return Mover(make_transport, make_card, listen, TIMING, keyring)
 
 
 def value_of(transfer_id: str, block: int) -> int:
@@ -64,12 +67,13 @@ class _Connections(logging.Handler):
             print(f"{what} {record.args[0]}", flush=True)
 
 
-def main(port: int) -> None:
-    """Serve commands until stdin ends."""
+def main(port: int, keys_dir: str = "") -> None:
+    """Serve commands until stdin ends. With a directory of keys, as the engine `P` in it."""
     logging.getLogger("kvberth").addHandler(_Connections())
     logging.getLogger("kvberth").setLevel(logging.INFO)
     memory = np.zeros((2, NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-    mover = make_mover("P", memory, ("127.0.0.1", port))
+    keyring = Keyring(read_key_pair(Path(keys_dir) / "P.key_secret"), Path(keys_dir)) if keys_dir else None
+    mover = make_mover("P", memory, ("127.0.0.1", port), keyring)
     mover.start()
     print("ready", flush=True)
 
@@ -97,4 +101,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from kvberth.keys import Certificate
 from kvberth.layout import Fingerprint, Region, Tokens
 from kvberth.mover import AbortRequest, AnnouncePrefill, AwaitRequest, EndPrefill, FinishPrefill, Results
+from kvberth.mover.address import Address
 from kvberth.mover.core import Core
 from kvberth.mover.inbox import Outbox
 from kvberth.protocol import EngineCard, Timing, TransferKey, TransferMode
@@ -17,7 +19,7 @@ from kvberth.transport import MemoryFabric, MemoryTransport
 NUM_BLOCKS, BLOCK_BYTES, BLOCK_SIZE = 32, 64, 16
 KEY = TransferKey("t-1")
 PORT = 14579
-ADDRESS = f"P:{PORT}"
+ADDRESS = Address(f"P:{PORT}")
 
 FINGERPRINT = Fingerprint(
     model="m@1",
@@ -48,16 +50,19 @@ def fingerprint(factor: int = 1, **changes: object) -> Fingerprint:
 class Wire:
     """One engine's end of the control channel: frames that it has sent and nobody has delivered."""
 
-    dialled: list[str] = field(default_factory=list)
-    hung_up: list[str] = field(default_factory=list)
+    dialled: list[Address] = field(default_factory=list)
+    hung_up: list[Address] = field(default_factory=list)
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)
     gone: set[bytes] = field(default_factory=set)
-    to_servers: list[tuple[str, bytes]] = field(default_factory=list)
+    to_servers: list[tuple[Address, bytes]] = field(default_factory=list)
 
-    def dial(self, address: str) -> None:
+    def resolve(self, address: Address, now: float) -> Address:
+        return address
+
+    def dial(self, address: Address) -> None:
         self.dialled.append(address)
 
-    def hang_up(self, address: str) -> None:
+    def hang_up(self, address: Address) -> None:
         self.hung_up.append(address)
 
     def send_to_client(self, route: bytes, frame: bytes) -> bool:
@@ -66,7 +71,7 @@ class Wire:
         self.to_clients.append((route, frame))
         return True
 
-    def send_to_server(self, address: str, frame: bytes) -> None:
+    def send_to_server(self, address: Address, frame: bytes) -> None:
         self.to_servers.append((address, frame))
 
 
@@ -117,6 +122,7 @@ class Rig:
         self.producer = Engine("P", self.fabric, fill=1, factor=producer_factor)
         self.consumer = Engine("D", self.fabric, fill=2, factor=consumer_factor, **consumer_changes)
         self.route = b"route-D"
+        self.sender: Certificate | None = None  # what D has proved to be
         self.is_cut = False
         self.to_others: list[tuple[bytes, bytes]] = []  # what P has sent to other routes
         self.results = {"P": Results(), "D": Results()}
@@ -144,7 +150,7 @@ class Rig:
         for _ in range(turns):
             for address, frame in _take(self.consumer.wire.to_servers):
                 if address == ADDRESS and not self.is_cut:
-                    self.producer.core.frame_from_client(self.route, frame, self.now)
+                    self.producer.core.frame_from_client(self.route, frame, self.now, self.sender)
             for route, frame in _take(self.producer.wire.to_clients):
                 if route != self.route:
                     self.to_others.append((route, frame))

@@ -6,7 +6,8 @@ import pytest
 from tests.mover.rig import ADDRESS, KEY, PORT, Engine, Rig
 
 from kvberth.mover import AnnouncePrefill, AwaitRequest, DeclineRequest, FinishPrefill
-from kvberth.protocol import Reason, TransferKey, TransferMode, decode, encode
+from kvberth.mover.address import Address
+from kvberth.protocol import PROTOCOL_VERSION, Reason, TransferKey, TransferMode, decode, encode
 from kvberth.protocol.events import PrefillAnnounced, PrefillFinished, RequestDeclined, RequestWaiting
 from kvberth.protocol.ids import RequestId
 from kvberth.protocol.messages import Alive, Cancel, Heartbeat, Hello, HelloNeeded, Incompatible, Register
@@ -90,11 +91,11 @@ def test_other_protocol_version_is_refused_with_both_versions():
     ((_, frame),) = rig.consumer.wire.to_servers
     rig.producer.core.frame_from_client(rig.route, b"\x00\x09" + frame[2:], rig.now)
     ((_, answer),) = rig.producer.wire.to_clients
-    assert decode(answer) == Incompatible("protocol_version", "1", "9")
+    assert decode(answer) == Incompatible("protocol_version", str(PROTOCOL_VERSION), "9")
     rig.consumer.core.frame_from_server(ADDRESS, b"\x00\x09" + answer[2:], rig.now)
     rig.settle()
     (report,) = rig.results["D"].received
-    assert report.detail == "protocol_version differs: prefill worker has 9, decode worker has 1"
+    assert report.detail == f"protocol_version differs: prefill worker has 9, decode worker has {PROTOCOL_VERSION}"
 
 
 def test_unreachable_producer_is_given_up():
@@ -586,8 +587,8 @@ def test_rubbish_is_dropped_and_logged(caplog):
     """A frame that is none changes nothing."""
     rig = Rig()
     with caplog.at_level(logging.WARNING):
-        rig.producer.core.frame_from_client(rig.route, b"\x00\x01rubbish", rig.now)
-    assert "dropped a control message" in caplog.text
+        rig.producer.core.frame_from_client(rig.route, b"\x00\x02rubbish", rig.now)
+    assert "dropped 1 control messages" in caplog.text
     rig.announce()
     rig.finish()
     rig.wait(PUSH)
@@ -635,4 +636,4 @@ def test_second_rank_dials_the_next_port():
     rig = Rig()
     rig.consumer = Engine("D", rig.fabric, rank=1)
     rig.wait(PUSH)
-    assert rig.consumer.wire.dialled == [f"P:{PORT + 1}"]
+    assert rig.consumer.wire.dialled == [Address(f"P:{PORT + 1}")]

@@ -18,6 +18,7 @@ pytest.importorskip("kvberth.transport.nixl", reason="NIXL is not installed", ex
 
 from tests.mover.peer_process import BLOCK_BYTES, NUM_BLOCKS, make_mover, value_of
 
+from kvberth.keys import Keyring
 from kvberth.mover import AbortRequest, AwaitRequest, Mover, MoverFailed
 from kvberth.protocol import ReportReceived, TransferKey, TransferMode
 from kvberth.protocol.events import RequestWaiting
@@ -37,9 +38,10 @@ def free_port() -> int:
 class Peer:
     """The prefill worker's process, spoken to line by line."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, keys_dir: Path | None = None) -> None:
         self.port = port
         command = [sys.executable, "-m", "tests.mover.peer_process", str(port)]
+        command += [str(keys_dir)] if keys_dir else []
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -85,14 +87,15 @@ class Peer:
 class Consumer:
     """The decode worker in the test's own process."""
 
-    def __init__(self) -> None:
+    def __init__(self, keyring: Keyring | None = None, identity: str = "") -> None:
         self.memory = np.full((2, NUM_BLOCKS, BLOCK_BYTES), 255, dtype=np.uint8)
-        self.mover: Mover = make_mover("D", self.memory, None)
+        self.identity = identity  # that P must prove
+        self.mover: Mover = make_mover("D", self.memory, None, keyring)
         self.mover.start()
 
     def wait_for(self, peer: Peer, transfer_id: str, mode: TransferMode, blocks: tuple[int, ...]) -> None:
         event = RequestWaiting(RequestId(transfer_id), 0, mode, 0, 40, b"digest", blocks)
-        self.mover.submit(AwaitRequest(TransferKey(transfer_id), "127.0.0.1", peer.port, event))
+        self.mover.submit(AwaitRequest(TransferKey(transfer_id), "127.0.0.1", peer.port, event, self.identity))
 
     def report(self, seconds: float = 10.0) -> ReportReceived:
         """The next report; fails if none comes."""

@@ -9,6 +9,7 @@ from tests.protocol.fabric import NUM_BLOCKS, Agent, Memory
 
 from kvberth.layout import Fingerprint, Region, num_blocks_for
 from kvberth.mover import Command, TransferReport
+from kvberth.mover.address import Address
 from kvberth.mover.core import Core
 from kvberth.mover.inbox import Outbox
 from kvberth.protocol import End, EngineCard, ReportReceived, Timing, TransferKey
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tests.protocol.world import World
 
 __all__ = [
+    "ADDRESS",
     "BLOCK_SIZE",
     "CONSUMERS",
     "KEYS",
@@ -36,6 +38,7 @@ __all__ = [
 
 BLOCK_SIZE, PORT = 16, 14579
 PRODUCER, CONSUMERS = "P", ("D0", "D1", "D2")
+ADDRESS = Address(f"{PRODUCER}:{PORT}")
 TIMING = Timing(deadline_seconds=100.0)
 TRANSFERS = {"one": 40, "two": 48}
 """Tokens of the prompts: three blocks each, with and without a partial one. The second is wanted twice (n = 2)."""
@@ -180,11 +183,14 @@ class Rank(Outbox):
 
     # The control channel, as the core sees it.
 
-    def dial(self, address: str) -> None:
-        assert address == f"{PRODUCER}:{PORT}"
+    def resolve(self, address: Address, now: float) -> Address:
+        return address
+
+    def dial(self, address: Address) -> None:
+        assert address == ADDRESS
         self.world.connect(self)
 
-    def hang_up(self, address: str) -> None:
+    def hang_up(self, address: Address) -> None:
         connection = self.world.connection_of(self)
         assert connection is not None
         connection.is_open = False
@@ -198,7 +204,7 @@ class Rank(Outbox):
                 is_connected = True
         return is_connected
 
-    def send_to_server(self, address: str, frame: bytes) -> None:
+    def send_to_server(self, address: Address, frame: bytes) -> None:
         if (connection := self.world.connection_of(self)) is not None:
             connection.to_producer.append(frame)
 

@@ -76,7 +76,7 @@ def test_other_version_is_told_with_both_numbers():
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"\x00", b"\x00\x01", b"\x00\x01\xc1", b"\x00\x01\x80", bytes(MAX_FRAME_BYTES + 1)]
+    "frame", [b"", b"\x00", b"\x00\x02", b"\x00\x02\xc1", b"\x00\x02\x80", bytes(MAX_FRAME_BYTES + 1)]
 )
 def test_rubbish_is_malformed(frame):
     """Too short, too long, or not one of our messages."""

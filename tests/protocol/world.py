@@ -9,6 +9,7 @@ fabric, when bytes are posted and land; in a rank, when it gives blocks back; an
 from collections import Counter
 
 from tests.protocol.engines import (
+    ADDRESS,
     BLOCK_SIZE,
     CONSUMERS,
     KEYS,
@@ -172,7 +173,7 @@ class World:
         for frames in (connection.to_producer, connection.to_consumer, connection.at_producer, connection.at_consumer):
             frames.clear()
         connection.route = self._route()
-        core, address = connection.rank.core, f"{PRODUCER}:{PORT}"
+        core, address = connection.rank.core, ADDRESS
         connection.rank.run(lambda now: core.server_broke(address, now))
         if not self.producer.agent.is_alive:
             connection.rank.run(lambda now: core.server_refuses(address, now))
@@ -196,7 +197,7 @@ class World:
             connection.at_consumer.clear()
         connection.at_consumer.append((sender, frame))
         core = connection.rank.core
-        connection.rank.run(lambda now: core.frame_from_server(f"{PRODUCER}:{PORT}", frame, now))
+        connection.rank.run(lambda now: core.frame_from_server(ADDRESS, frame, now))
 
     def deliver(self, rounds: int | None = None) -> None:
         """What is on the way, in order, and what is sent in answer: a frame of each connection per round."""

@@ -20,6 +20,7 @@ def test_urls_and_mode_are_put_in_order():
         ({"engines": ("a:1",)}, "engines: 'a:1'"),
         ({"engines": ("http://a:1/",)}, "http://a:1 is named more than once"),
         ({"admin_key": " "}, "admin_key"),
+        ({"control_key_file": "router.key_secret"}, "control_key_file, control_peers_dir: one needs the other"),
         ({"admin_key": "k", "api_key": ("j", "k")}, "admin_key: must not be one of api_key"),
         ({"prefill_policy": "best"}, "best"),
         ({"decode_policy": "queue"}, "queue"),

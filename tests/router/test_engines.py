@@ -99,3 +99,10 @@ def test_what_is_no_url_is_refused(text):
     """With the text that was given."""
     with pytest.raises(ValueError, match="is no engine URL"):
         engine_url(text)
+
+
+def test_the_key_of_the_control_channel_is_read():
+    """Of a prefill worker; without one it is empty."""
+    page = info_line(control_public_key="k" * 40)
+    assert parse_engine_info(page, Role.PREFILL).public_key == "k" * 40
+    assert parse_engine_info(info_line(), Role.PREFILL).public_key == ""

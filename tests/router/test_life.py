@@ -1,6 +1,7 @@
 """One request's life as a machine: events in, actions out."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -423,3 +424,10 @@ def test_the_legs_parameters_are_vllms_names():
         "remote_port": 5,
         "tp_size": 1,
     }
+
+
+def test_the_decode_worker_is_told_the_prefill_worker_s_key():
+    """Where it has one; other connectors never see the name."""
+    with_key = replace(P1.info, public_key="k" * 40)
+    assert json.loads(decode_params("t", num_consumers=1, producer=with_key))["remote_public_key"] == "k" * 40
+    assert "remote_public_key" not in json.loads(decode_params("t", num_consumers=1, producer=P1.info))

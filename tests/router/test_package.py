@@ -67,6 +67,6 @@ def test_the_router_stands_alone(path):
     assert all(
         each in ("kvberth", "kvberth.router")
         or not each.startswith("kvberth.")
-        or each.startswith(("kvberth.router.", "kvberth.protocol"))
+        or each.startswith(("kvberth.router.", "kvberth.protocol", "kvberth.keys"))
         for each in imported
     )

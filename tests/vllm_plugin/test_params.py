@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvberth.keys import PeerRole, make_key_pair, write_key_pair
 from kvberth.protocol import TransferKey, TransferMode
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -124,6 +125,8 @@ def test_settings_have_defaults():
         ({"transfer_mode": "both"}, "Invalid enum value 'both'"),
         ({"lease_seconds": 0}, "lease_seconds must be above 0"),
         ({"deadline_seconds": "soon"}, "Expected `float`, got `str`"),
+        ({"control_key_file": "k"}, "control_key_file and control_peers_dir need each other"),
+        ({"control_peers_dir": "k"}, "control_key_file and control_peers_dir need each other"),
     ],
 )
 def test_bad_settings_are_named(config, text):
@@ -136,5 +139,59 @@ def test_bad_settings_are_named(config, text):
     ("host", "answer"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("node-7", False)]
 )
 def test_loopback(host, answer):
-    """Anything else needs a warning."""
+    """Anything else needs keys."""
     assert is_loopback(host) is answer
+
+
+KEYS = {"control_key_file": "/nowhere/P.key_secret", "control_peers_dir": "/nowhere"}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_fine"),
+    [
+        ({}, True),
+        ({"control_host": "10.0.0.4"}, False),
+        ({"control_host": "0.0.0.0"}, False),
+        ({"control_host": "10.0.0.4", **KEYS}, True),
+        ({"control_host": "10.0.0.4", "allow_unauthenticated": True}, True),
+    ],
+)
+def test_an_open_control_channel_must_be_meant(config, is_fine):
+    """Beyond the loopback address it has keys, or somebody has said that it needs none."""
+    settings = ConnectorSettings.from_extra_config(config)
+    if is_fine:
+        settings.check_listening()
+    else:
+        with pytest.raises(SettingsError, match=r"kvberth keys new.*allow_unauthenticated to true"):
+            settings.check_listening()
+
+
+def test_keys_are_read_from_their_files(tmp_path):
+    """Ours, and those of accepted peers; without the settings there are none."""
+    pair = make_key_pair("P", PeerRole.ENGINE)
+    write_key_pair(pair, tmp_path)
+    config = {"control_key_file": str(tmp_path / "P.key_secret"), "control_peers_dir": str(tmp_path)}
+    keyring = ConnectorSettings.from_extra_config(config).keyring()
+    assert keyring is not None
+    assert (keyring.own, keyring.find("P")) == (pair, pair.certificate)
+    assert ConnectorSettings.from_extra_config({}).keyring() is None
+
+
+def test_keys_that_cannot_be_used_are_an_error_at_start():
+    """Which names the file."""
+    with pytest.raises(SettingsError, match=r"kv_connector_extra_config: /nowhere/P.key_secret: no such file"):
+        ConnectorSettings.from_extra_config(KEYS).keyring()
+
+
+@pytest.mark.parametrize(
+    ("named", "identity"),
+    [
+        ({"remote_public_key": "k", "remote_engine_id": "e"}, "k"),
+        ({"remote_engine_id": "e"}, "e"),
+        ({"remote_public_key": "", "remote_engine_id": "e"}, "e"),
+        ({}, ""),
+    ],
+)
+def test_the_prefill_worker_s_identity_is_its_key_or_else_its_name(named, identity):
+    """Routers that know nothing of keys name the engine."""
+    assert TransferParams.parse(named).producer_identity == identity

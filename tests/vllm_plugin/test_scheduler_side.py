@@ -48,7 +48,7 @@ TO_DECODE = {"do_remote_prefill": True, "transfer_id": "t-1", "remote_host": "P"
 KEY = TransferKey("t-1")
 
 
-def make(role: str, **settings: Any) -> SchedulerSide:
+def make(role: str, public_key: str = "", **settings: Any) -> SchedulerSide:
     return SchedulerSide(
         ConnectorSettings(**settings),
         block_size=16,
@@ -58,6 +58,7 @@ def make(role: str, **settings: Any) -> SchedulerSide:
         host="127.0.0.1",
         port=7000,
         tp_size=1,
+        public_key=public_key,
     )
 
 
@@ -84,6 +85,23 @@ def test_prefill_keeps_its_blocks_and_tells_where_it_is():
     assert params["transfer_id"] == "t-1"
     assert params["transfer_mode"] == "push"
     assert (params["remote_host"], params["remote_port"], params["do_remote_prefill"]) == ("127.0.0.1", 7000, True)
+
+
+@pytest.mark.parametrize("key", ["", "p" * 40])
+def test_a_prefill_worker_names_its_key(key):
+    """If it has one: without, the response is what it always was."""
+    _, params = finished_prefill(make("producer", public_key=key))
+    assert params.get("remote_public_key", "") == key
+
+
+@pytest.mark.parametrize(("own_key", "identity"), [("", ""), ("d" * 40, "p" * 40)])
+def test_a_decode_worker_with_a_key_wants_the_prefill_worker_to_have_one(own_key, identity):
+    """The one that the request names; one without keys does not care."""
+    side = make("consumer", public_key=own_key)
+    request = FakeRequest("d-1", {**TO_DECODE, "remote_public_key": "p" * 40})
+    side.allocated(request, [1, 2, 3], 40)
+    (command,) = side.take_commands()
+    assert command.identity == identity
 
 
 def test_a_prefill_that_ends_with_a_stop_token_is_handed_over_like_any_other():

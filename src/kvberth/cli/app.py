@@ -6,6 +6,7 @@ from kvberth.cli.bench import bench
 from kvberth.cli.doctor import doctor
 from kvberth.cli.emulator import emulator
 from kvberth.cli.errors import OneLineErrors
+from kvberth.cli.keys import keys
 from kvberth.cli.router import router
 from kvberth.cli.up import up
 from kvberth.cli.version import version
@@ -28,6 +29,7 @@ app.command()(router)
 app.command()(bench)
 app.command()(doctor)
 app.command()(version)
+app.add_typer(keys, name="keys")
 app.add_typer(emulator, name="emulator")
 
 

@@ -8,7 +8,7 @@ import typer
 
 from kvberth.cli.config import use_config_file
 
-__all__ = ["Binding", "Config", "ConnectorChoice", "DecodePolicy", "Json", "Mode", "PrefillPolicy"]
+__all__ = ["Binding", "Config", "ConnectorChoice", "DecodePolicy", "Json", "Mode", "PeerRole", "PrefillPolicy"]
 
 
 class Mode(StrEnum):
@@ -41,6 +41,13 @@ class Binding(StrEnum):
     JIT = "jit"
     LATE = "late"
     AUTO = "auto"
+
+
+class PeerRole(StrEnum):
+    """`kvberth.keys.PeerRole`, likewise."""
+
+    ENGINE = "engine"
+    ROUTER = "router"
 
 
 class ConnectorChoice(StrEnum):

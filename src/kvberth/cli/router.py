@@ -100,8 +100,16 @@ def router(
     engine_insecure: Annotated[
         bool, typer.Option("--engine-insecure", help="Do not check certificates of https engines.")
     ] = False,
+    control_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The router's secret key on control channels ('kvberth keys new')."),
+    ] = None,
+    control_peers_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The public keys of prefill workers that have one.")
+    ] = None,
 ) -> None:
     """Serve one OpenAI-compatible address in front of prefill and decode workers."""
+    from kvberth.keys import KeyFileError  # noqa: PLC0415
     from kvberth.router import Mode as RouterMode  # noqa: PLC0415
     from kvberth.router import RouterConfig, serve  # noqa: PLC0415
     from kvberth.router.binding import Binding as RouterBinding  # noqa: PLC0415
@@ -142,13 +150,15 @@ def router(
             ssl_keyfile=_text(ssl_keyfile),
             engine_ca_file=_text(engine_ca_file),
             engine_insecure=engine_insecure,
+            control_key_file=_text(control_key_file),
+            control_peers_dir=_text(control_peers_dir),
         )
     except ValueError as error:
         raise BadSettings(str(error)) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(settings)
-    except EnginesFileError as error:
+    except (EnginesFileError, KeyFileError) as error:
         raise BadSettings(str(error)) from error
     except ssl.SSLError as error:
         raise BadSettings(f"a certificate or key cannot be used: {error}") from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -13,7 +14,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from kvberth.launch.engine import EngineKind, EngineProcess, Hardware
+from kvberth.keys import KeyFileError, PeerRole, make_key_pair, write_key_pair
+from kvberth.launch.engine import ROLES, EngineKind, EngineProcess, Hardware
 from kvberth.launch.ports import PortLease, is_free
 from kvberth.launch.process import LaunchError, ManagedProcess
 from kvberth.launch.settings import ClusterSettings, Connector
@@ -40,6 +42,7 @@ class LocalCluster:
         self._console = console or Console(quiet=True)
         self._ports = PortLease(settings.host)
         self.run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"kvberth-{os.getpid()}-{time.time_ns()}"
+        self._keys_dir: Path | None = None
         self.engines: list[EngineProcess] = []
         self.router: ManagedProcess | None = None
 
@@ -88,6 +91,21 @@ class LocalCluster:
         """Stop everything."""
         self._stop()
 
+    def key_file(self, name: str, role: PeerRole = PeerRole.ENGINE) -> Path | None:
+        """A key of its own for one more engine or router, whom all others accept; None in a cluster without keys.
+
+        Raises:
+            LaunchError: it cannot be made.
+        """
+        if not self.settings.authenticate or self.settings.connector is not Connector.KVBERTH:
+            return None
+        try:
+            if self._keys_dir is None:
+                self._keys_dir = Path(tempfile.mkdtemp(prefix="kvberth-keys-"))  # for us only
+            return write_key_pair(make_key_pair(name, role), self._keys_dir)[1]
+        except (KeyFileError, OSError) as error:
+            raise LaunchError(str(error)) from error
+
     def wait(self) -> None:
         """Block while everything lives.
 
@@ -116,6 +134,9 @@ class LocalCluster:
             *((EngineKind.DECODE, index) for index in range(settings.decode)),
             *((EngineKind.UNDIVIDED, index) for index in range(settings.undivided)),
         ]
+        # All of them before the first engine looks whom to accept.
+        key_files = {(kind, index): self.key_file(f"{kind}-{index}") for kind, index in kinds if kind in ROLES}
+        router_key = self.key_file("router", PeerRole.ROUTER) if settings.decode else None
         for position, (kind, index) in enumerate(kinds):
             engine = EngineProcess(
                 kind,
@@ -127,12 +148,13 @@ class LocalCluster:
                 port=self._ports.take(),
                 control_port=self._ports.take(_CONTROL_PORTS) if self._has_control_channel(kind) else 0,
                 run_dir=self.run_dir,
+                key_file=key_files.get((kind, index)),
             )
             self.engines.append(engine)
             engine.start()
         self._await(self.engines)
         if self.decode:
-            self.router = self._make_router()
+            self.router = self._make_router(router_key)
             self.router.start()
             self._await([self.router])
 
@@ -141,11 +163,13 @@ class LocalCluster:
         is_vllm_decode = kind is EngineKind.DECODE and self.settings.connector is Connector.VLLM
         return kind is EngineKind.PREFILL or is_vllm_decode
 
-    def _make_router(self) -> ManagedProcess:
+    def _make_router(self, key_file: Path | None) -> ManagedProcess:
         settings = self.settings
         port = settings.port if settings.port is not None else self._ports.take()
         command = [sys.executable, "-m", "kvberth", "router", "--host", settings.host, "--port", str(port)]
         command += ["--mode", settings.mode]
+        if key_file is not None:
+            command += ["--control-key-file", str(key_file), "--control-peers-dir", str(key_file.parent)]
         for engine in self.prefill:
             command += ["--prefill", engine.url]
         for engine in self.decode:
@@ -182,3 +206,6 @@ class LocalCluster:
         for process in self._processes():
             process.finish_stop()
         self._ports.close()
+        if self._keys_dir is not None:
+            shutil.rmtree(self._keys_dir, ignore_errors=True)
+            self._keys_dir = None

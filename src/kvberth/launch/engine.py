@@ -16,7 +16,7 @@ from kvberth.launch.process import ManagedProcess
 from kvberth.launch.settings import ClusterSettings, Connector
 from kvberth.protocol import TransferMode
 
-__all__ = ["EngineKind", "EngineProcess", "Hardware", "engine_command", "engine_environment"]
+__all__ = ["ROLES", "EngineKind", "EngineProcess", "Hardware", "engine_command", "engine_environment"]
 
 _CPU_KV_GIB = "1"
 _GPU_MEMORY_SHARE = 0.9
@@ -31,7 +31,8 @@ class EngineKind(StrEnum):
     UNDIVIDED = "undivided"
 
 
-_ROLES = {EngineKind.PREFILL: "kv_producer", EngineKind.DECODE: "kv_consumer"}
+ROLES = {EngineKind.PREFILL: "kv_producer", EngineKind.DECODE: "kv_consumer"}
+"""Of the engines with a connector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,10 @@ class EngineProcess(ManagedProcess):
         port: int,
         control_port: int,
         run_dir: Path,
+        key_file: Path | None = None,
     ) -> None:
         self.kind = kind
+        self.key_file = key_file
         name = f"{kind}-{index}"
         super().__init__(
             name,
@@ -98,6 +101,7 @@ class EngineProcess(ManagedProcess):
                 port=port,
                 control_port=control_port,
                 engines_per_gpu=hardware.engines_per_gpu(num_engines),
+                key_file=key_file,
             ),
             engine_environment(
                 settings,
@@ -113,9 +117,19 @@ class EngineProcess(ManagedProcess):
 
 
 def engine_command(
-    kind: EngineKind, settings: ClusterSettings, *, port: int, control_port: int, engines_per_gpu: int = 1
+    kind: EngineKind,
+    settings: ClusterSettings,
+    *,
+    port: int,
+    control_port: int,
+    engines_per_gpu: int = 1,
+    key_file: Path | None = None,
 ) -> list[str]:
-    """How to start it. vLLM's API server as a module, since not every wheel's `vllm` command works."""
+    """How to start it. vLLM's API server as a module, since not every wheel's `vllm` command works.
+
+    Args:
+        key_file: the engine's secret key, beside the public ones of its peers; None for a channel without keys.
+    """
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", settings.model, "--host", settings.host, "--port", str(port)]
     if settings.emulate:
@@ -133,8 +147,8 @@ def engine_command(
     if engines_per_gpu > 1:
         # Left alone, the first one takes nearly all of the memory. What the user says comes later, and counts.
         command += ["--gpu-memory-utilization", f"{_GPU_MEMORY_SHARE / engines_per_gpu:.2f}"]
-    if kind in _ROLES:
-        command += ["--kv-transfer-config", json.dumps(_transfer_config(kind, settings, control_port))]
+    if kind in ROLES:
+        command += ["--kv-transfer-config", json.dumps(_transfer_config(kind, settings, control_port, key_file))]
     of_kind = {EngineKind.PREFILL: settings.prefill_args, EngineKind.DECODE: settings.decode_args}
     return [*command, *settings.engine_args, *of_kind.get(kind, ())]
 
@@ -147,9 +161,11 @@ def _emulation(settings: ClusterSettings) -> list[str]:
     return arguments
 
 
-def _transfer_config(kind: EngineKind, settings: ClusterSettings, control_port: int) -> dict[str, Any]:
+def _transfer_config(
+    kind: EngineKind, settings: ClusterSettings, control_port: int, key_file: Path | None
+) -> dict[str, Any]:
     """vLLM's `--kv-transfer-config`."""
-    common = {"kv_role": _ROLES[kind], "kv_load_failure_policy": "recompute"}
+    common = {"kv_role": ROLES[kind], "kv_load_failure_policy": "recompute"}
     if settings.connector is Connector.VLLM:
         is_push = settings.mode == TransferMode.PUSH
         return {
@@ -157,14 +173,17 @@ def _transfer_config(kind: EngineKind, settings: ClusterSettings, control_port: 
             **common,
             "kv_connector_extra_config": dict(settings.connector_config),
         }
+    keys = {"control_key_file": str(key_file), "control_peers_dir": str(key_file.parent)} if key_file else {}
     return {
         "kv_connector": "KVBerthConnector",
         "kv_connector_module_path": "kvberth.vllm_plugin",
         **common,
+        **({"engine_id": key_file.stem} if key_file and settings.name_engines else {}),
         "kv_port": control_port,
         "kv_connector_extra_config": {
             "control_host": settings.host,
             "transfer_mode": str(settings.mode),
+            **keys,
             **settings.connector_config,
         },
     }

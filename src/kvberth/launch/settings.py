@@ -30,6 +30,8 @@ class ClusterSettings:
         mode: push or pull, for requests that do not say.
         connector: of the prefill and decode workers; vLLM's own are for emulated engines.
         connector_config: further settings of the connector, as in vLLM's `kv_connector_extra_config`.
+        authenticate: engines and router get keys of their own, made for this cluster, with our connector.
+        name_engines: each engine's id in vLLM is the name of its key, for routers that do not pass keys on.
         emulate: engines are emulated, and `model` is a profile's name or its .toml file.
         emulate_link: their transfers take as long as the true bytes would on the profile's link.
         host: where engines and router listen.
@@ -52,6 +54,8 @@ class ClusterSettings:
     mode: str = "push"
     connector: Connector = Connector.KVBERTH
     connector_config: Mapping[str, Any] = field(default_factory=dict)
+    authenticate: bool = True
+    name_engines: bool = False
     emulate: bool = False
     emulate_link: bool = False
     host: str = "127.0.0.1"

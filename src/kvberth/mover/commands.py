@@ -93,12 +93,14 @@ class AwaitRequest:
 
     Attributes:
         host, port: of the producer's control channel for rank 0; rank r listens on port + r.
+        identity: of the producer (see `Address`).
     """
 
     key: TransferKey
     host: str
     port: int
     event: RequestWaiting
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class DeclineRequest:
     host: str
     port: int
     event: RequestDeclined
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ import logging
 from functools import partial
 
 from kvberth.layout import Mismatch, find_mismatch
+from kvberth.mover.address import Address, NotAccepted
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Link, LinkState
-from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, report_end
+from kvberth.mover.seldom import Seldom
+from kvberth.mover.wire import Wire, block_error, card_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
     Action,
@@ -69,8 +71,9 @@ class ConsumerSide:
         self._timing = timing
         self._machine = Consumer(card.fingerprint.block_size, timing)
         self._flights = Flights(transport)
-        self._links: dict[str, Link] = {}
+        self._links: dict[Address, Link] = {}
         self._sessions = 0
+        self._foreign = Seldom()
         self._agents: dict[PeerName, str] = {}
 
     def is_moving(self) -> bool:
@@ -99,10 +102,16 @@ class ConsumerSide:
                 moments.append(min(link.next_heartbeat, link.last_heard + self._timing.silence_seconds))
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def begin(self, key: TransferKey, address: str, event: ConsumerEvent, now: float) -> None:
+    def begin(self, key: TransferKey, address: Address, event: ConsumerEvent, now: float) -> None:
         """A request waits for, or declines, the KV of the producer at `address`."""
         self.tell(key, event, now)
         if not self._machine.awaits_peer(key):  # declined while it is with a producer already
+            return
+        try:
+            address = self._wire.resolve(address, now)
+        except NotAccepted as error:
+            _log.error("kvberth: prefill worker at %s is not asked: %s", address, error)
+            self.tell(key, PeerRefused(Reason.NOT_AUTHENTICATED, str(error)), now)
             return
         link = self._links.get(address)
         if link is None:
@@ -121,7 +130,7 @@ class ConsumerSide:
         """Something happened to a transfer."""
         self._do(self._machine.handle(key, event, now), now)
 
-    def receive(self, address: str, frame: bytes, now: float) -> None:
+    def receive(self, address: Address, frame: bytes, now: float) -> None:
         """A frame from a producer that we dialled."""
         link = self._links.get(address)
         if link is None:
@@ -137,7 +146,7 @@ class ConsumerSide:
         else:
             self._dispatch(link, message, now)
 
-    def broke(self, address: str, now: float) -> None:
+    def broke(self, address: Address, now: float) -> None:
         """The connection to a producer broke. It is made anew by itself, and nothing is lost if the producer lives."""
         link = self._links.get(address)
         if link is None or link.state is LinkState.GREETING:
@@ -148,7 +157,17 @@ class ConsumerSide:
             _log.info("kvberth: prefill worker at %s has closed its connection", address)
             self._drop(link, Reason.PEER_LOST, "it has closed its connection", now)
 
-    def refused(self, address: str, now: float) -> None:
+    def denied(self, address: Address, now: float) -> None:
+        """A producer does not accept our key, or only one of us has keys.
+
+        One that has accepted it before may still be writing to us: its silence tells when that is over.
+        """
+        link = self._links.get(address)
+        if link is not None and link.peer is None:
+            detail = f"{address} does not accept this engine's key, or only one of the two has keys"
+            self._refuse(link, Reason.NOT_AUTHENTICATED, detail, now)
+
+    def refused(self, address: Address, now: float) -> None:
         """Nobody listens at a producer's address: it is gone for certain, and writes no more."""
         link = self._links.get(address)
         if link is None or link.state is LinkState.READY:
@@ -213,6 +232,12 @@ class ConsumerSide:
                 error := block_error(blocks, block_size, link.card)
             ):
                 self._lose(link, f"it offers blocks that it cannot have: {error}", now)
+            case Accepted() | Writing() | Located() | Ended() | Quiesced() if self._machine.is_of_another(
+                message.key, link.peer
+            ):
+                if count := self._foreign.count(now):
+                    text = "kvberth: prefill worker at %s speaks of a transfer that is with another one (%d)"
+                    _log.warning(text, link.address, count)
             case Accepted() | Writing() | Located() | Ended() | Quiesced():
                 self.tell(message.key, message, now)
             case _:
@@ -233,7 +258,10 @@ class ConsumerSide:
         It may have been restarted since, or have forgotten us. What it has not answered is registered anew; what the
         old incarnation had accepted is lost with it.
         """
-        old, new = link.peer, PeerName(card.peer_name)
+        old, new = link.peer, link.name_of(card)
+        if error := card_error(card):
+            self._refuse(link, Reason.INCOMPATIBLE, f"its card cannot be used: {error}", now)
+            return
         mismatch = find_mismatch(producer=card.fingerprint, consumer=self._card.fingerprint)
         if mismatch is not None:
             self._refuse(link, Reason.INCOMPATIBLE, str(mismatch), now)
@@ -242,10 +270,14 @@ class ConsumerSide:
             self._disconnect(old)
         if new not in self._agents:
             try:
-                self._agents[new] = self._transport.add_peer(card.agent_metadata)
+                agent = self._transport.add_peer(card.agent_metadata)
             except TransportError as error:
                 self._refuse(link, Reason.TRANSPORT, str(error), now)
                 return
+            if agent in self._agents.values():
+                self._refuse(link, Reason.INCOMPATIBLE, "its transport's metadata is another prefill worker's", now)
+                return
+            self._agents[new] = agent
             _log.info("kvberth: prefill worker %s at %s is connected", card.engine_id, link.address)
         link.card, link.state, link.next_heartbeat = card, LinkState.READY, now
         waiting = dict.fromkeys(key for key in link.waiting if self._machine.awaits_peer(key))

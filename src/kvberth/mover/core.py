@@ -8,6 +8,8 @@ than that: a producer that was stopped, or that hears late, does not write into 
 else's. And every block id that a peer names is checked against its own region before anything is posted.
 """
 
+from kvberth.keys import Certificate
+from kvberth.mover.address import Address
 from kvberth.mover.commands import (
     AbortRequest,
     AdvancePrefill,
@@ -88,8 +90,8 @@ class Core:
             case SchedulePrefill(keys, num_tokens):
                 for key in keys:
                     self._producing.scheduled(key, num_tokens)
-            case AwaitRequest(key, host, port, request) | DeclineRequest(key, host, port, request):
-                self._consuming.begin(key, f"{host}:{port + self._rank}", request, now)
+            case AwaitRequest(key, host, port, request, identity) | DeclineRequest(key, host, port, request, identity):
+                self._consuming.begin(key, Address(f"{host}:{port + self._rank}", identity), request, now)
             case AbortRequest(key):
                 self._consuming.tell(key, RequestAborted(), now)
 
@@ -97,11 +99,15 @@ class Core:
         for key in command.keys:
             self._producing.tell(key, command.event, now)
 
-    def frame_from_client(self, route: bytes, frame: bytes, now: float) -> None:
-        """A frame from an engine that dialled us."""
-        self._producing.receive(route, frame, now)
+    def frame_from_client(self, route: bytes, frame: bytes, now: float, sender: Certificate | None = None) -> None:
+        """A frame from somebody who dialled us; `sender` is None where the control channel is not authenticated."""
+        self._producing.receive(route, frame, now, sender)
 
-    def frame_from_server(self, address: str, frame: bytes, now: float) -> None:
+    def client_revoked(self, route: bytes, now: float) -> None:
+        """The key of somebody who dialled us is not accepted any more."""
+        self._producing.revoked(route, now)
+
+    def frame_from_server(self, address: Address, frame: bytes, now: float) -> None:
         """A frame from a producer that we dialled."""
         self._consuming.receive(address, frame, now)
 
@@ -109,11 +115,15 @@ class Core:
         """The connection of an engine that dialled us broke."""
         self._producing.clients_broke(now)
 
-    def server_broke(self, address: str, now: float) -> None:
+    def server_broke(self, address: Address, now: float) -> None:
         """The connection to a producer that we dialled broke; it is being made anew."""
         self._consuming.broke(address, now)
 
-    def server_refuses(self, address: str, now: float) -> None:
+    def server_denies(self, address: Address, now: float) -> None:
+        """A producer that we dialled does not accept our key, or only one of us has keys."""
+        self._consuming.denied(address, now)
+
+    def server_refuses(self, address: Address, now: float) -> None:
         """Nobody listens at the address of a producer that we dialled."""
         self._consuming.refused(address, now)
 

@@ -4,10 +4,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from kvberth.mover.address import Address
 from kvberth.protocol import EngineCard, TransferKey
 from kvberth.protocol.ids import PeerName
 
-__all__ = ["Client", "Link", "LinkState"]
+__all__ = ["Client", "Link", "LinkState", "name_of_peer"]
+
+
+def name_of_peer(card: EngineCard, public_key: str) -> PeerName:
+    """No engine can take another one's place: whatever it calls itself, its key is part of its name here."""
+    return PeerName(f"{card.peer_name}@{public_key}" if public_key else card.peer_name)
 
 
 class LinkState(StrEnum):
@@ -22,13 +28,13 @@ class Link:
     """Consumer's end: one producer rank that we dialled.
 
     Attributes:
-        address: `host:port` of its control channel.
+        address: of its control channel.
         session: how many were dialled before.
         waiting: transfers that wait for it to be ready.
         last_heard: when its last message came, or when we began to listen.
     """
 
-    address: str
+    address: Address
     session: int
     opened_at: float
     last_heard: float
@@ -40,7 +46,11 @@ class Link:
     @property
     def peer(self) -> PeerName | None:
         """The producer's name, once it has answered."""
-        return PeerName(self.card.peer_name) if self.card else None
+        return self.name_of(self.card) if self.card else None
+
+    def name_of(self, card: EngineCard) -> PeerName:
+        """What we call an engine that says so of itself: behind its own names stands the key that it has proved."""
+        return name_of_peer(card, self.address.identity)
 
 
 @dataclass(slots=True)
@@ -48,7 +58,9 @@ class Client:
     """Producer's end: one consumer rank that dialled us.
 
     Attributes:
+        peer: its name here (see `name_of_peer`).
         route: where the control channel finds it.
+        key: the public key that it has proved to have; empty where the control channel is not authenticated.
         agent: its name at the transport.
         session: of its dialling; a higher one has given up on all that went before.
         live_since: when it began to wait for something of ours, after a time in which it did not.
@@ -56,18 +68,15 @@ class Client:
         gone_since: when its connection was found to be broken; None while it stands.
     """
 
+    peer: PeerName
     route: bytes
     card: EngineCard
+    key: str
     agent: str
     session: int
     live_since: float
     proved_at: float = -inf
     gone_since: float | None = None
-
-    @property
-    def peer(self) -> PeerName:
-        """The consumer's name."""
-        return PeerName(self.card.peer_name)
 
     @property
     def silent_since(self) -> float:

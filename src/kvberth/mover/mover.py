@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvberth.keys import Keyring
 from kvberth.mover.channel import Channel
 from kvberth.mover.commands import Command
 from kvberth.mover.core import Core
@@ -16,9 +17,6 @@ from kvberth.transport import Transport
 __all__ = ["Mover", "MoverFailed"]
 
 _log = logging.getLogger(__name__)
-
-_FRAMES_PER_TURN = 256
-"""Frames taken from one socket before the transfers get their turn, so that a flood cannot starve them."""
 
 
 class MoverFailed(RuntimeError):
@@ -33,6 +31,7 @@ class Mover:
         make_card: makes what peers are told, given the transport's metadata.
         listen: `(host, port)` to accept consumers at; None for an engine that is a consumer only.
         timing: leases, deadlines, heartbeats.
+        keyring: our keys and the accepted peers', which the mover's thread then owns; None accepts everybody.
     """
 
     def __init__(
@@ -41,11 +40,13 @@ class Mover:
         make_card: Callable[[bytes], EngineCard],
         listen: tuple[str, int] | None,
         timing: Timing,
+        keyring: Keyring | None = None,
     ) -> None:
         self._make_transport = make_transport
         self._make_card = make_card
         self._listen = listen
         self._timing = timing
+        self._keyring = keyring
         self._inbox = Inbox()
         self._outbox = Outbox()
         self._ready = threading.Event()
@@ -112,7 +113,7 @@ class Mover:
 
     def _run(self) -> None:
         """The thread's outermost frame: whatever is raised below becomes the engine's failure."""
-        channel = Channel()
+        channel = Channel(self._keyring)
         try:
             transport = self._make_transport()
             try:
@@ -135,23 +136,29 @@ class Mover:
 
     def _work(self, core: Core, channel: Channel) -> None:
         while not self._stopping.is_set():
-            channel.wait(core.next_wakeup(time.monotonic()))
+            now = time.monotonic()
+            channel.wait(core.next_wakeup(now), now)
             now = time.monotonic()
             # The engine's commands are taken last and carried out first: one that takes blocks away was given before
             # they could be overwritten, and so before anything of that could land or be read.
             core.look()
-            from_clients = list(channel.from_clients(_FRAMES_PER_TURN))
-            from_servers = list(channel.from_servers(_FRAMES_PER_TURN))
+            channel.admit(now)
+            from_clients = list(channel.from_clients(now))
+            from_servers = list(channel.from_servers(now))
             for command in self._inbox.take():
                 core.command(command, now)
-            for route, frame in from_clients:
-                core.frame_from_client(route, frame, now)
+            for route, frame, sender in from_clients:
+                core.frame_from_client(route, frame, now, sender)
             for address, frame in from_servers:
                 core.frame_from_server(address, frame, now)
-            if channel.has_broken_clients():
+            for route in channel.revoked_clients():
+                core.client_revoked(route, now)
+            if channel.has_broken_clients(now):
                 core.clients_broke(now)
             for address in channel.broken_servers():
                 core.server_broke(address, now)
+            for address in channel.denying_servers():
+                core.server_denies(address, now)
             for address in channel.refusing_servers():
                 core.server_refuses(address, now)
             core.turn(time.monotonic(), self._step_began)

@@ -3,12 +3,14 @@
 import logging
 from functools import partial
 
-from kvberth.layout import find_mismatch
+from kvberth.keys import Certificate, PeerRole
+from kvberth.layout import Mismatch, find_mismatch
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
-from kvberth.mover.links import Client
+from kvberth.mover.links import Client, name_of_peer
+from kvberth.mover.seldom import Seldom
 from kvberth.mover.watchers import Watchers
-from kvberth.mover.wire import Wire, block_error, disconnect, plan_transfer, report_end
+from kvberth.mover.wire import Wire, block_error, card_error, disconnect, plan_transfer, report_end
 from kvberth.protocol import (
     PROTOCOL_VERSION,
     Action,
@@ -81,6 +83,7 @@ class ProducerSide:
         self._peer_of_route: dict[bytes, PeerName] = {}
         self._next_probe: float | None = None
         self._last_probe = 0.0
+        self._malformed, self._out_of_role, self._bad_blocks = Seldom(), Seldom(), Seldom()
         self._watchers = Watchers(card.fingerprint.block_size, self._tell_router)
 
     def is_moving(self) -> bool:
@@ -119,32 +122,33 @@ class ProducerSide:
         self._watchers.happened(key, event)
         self._do(self._machine.handle(key, event, now), now)
 
-    def receive(self, route: bytes, frame: bytes, now: float) -> None:
-        """A frame from an engine that dialled us."""
-        try:
-            message = decode(frame)
-        except VersionMismatch as error:
-            answer = Incompatible("protocol_version", str(PROTOCOL_VERSION), str(error.theirs))
-            self._wire.send_to_client(route, encode(answer))
-            return
-        except MalformedMessage as error:
-            _log.warning("kvberth: dropped a control message from a decode worker: %s", error)
-            return
-        if isinstance(message, Hello):
-            self._greet(route, message, now)
+    def receive(self, route: bytes, frame: bytes, now: float, sender: Certificate | None) -> None:
+        """A frame from somebody who dialled us.
+
+        Args:
+            sender: who has proved to be there; None where the control channel is not authenticated.
+        """
+        message = self._decoded(route, frame, now)
+        if message is None or not self._may_send(sender, message, now):
             return
         peer = self._peer_of_route.get(route)
-        if isinstance(message, Watch):
+        if isinstance(message, Hello):
+            self._greet(route, message, sender, now)
+        elif isinstance(message, Watch):
             self._watchers.watch(message.key, route, self._machine.progress(message.key))
-            return
-        if peer is None and isinstance(message, Cancel):
+        elif isinstance(message, Cancel) and (peer is None if sender is None else sender.role is PeerRole.ROUTER):
             # A router, whose client has left before any decode worker was told. It waits for no answer.
             self.tell(message.key, CancelReceived(_ROUTER, message.attempt, message.reason), now)
-            return
-        if peer is None:
+        elif peer is None:
             self._wire.send_to_client(route, encode(HelloNeeded()))
-            return
-        self._dispatch(self._clients[peer], message, now)
+        else:
+            self._dispatch(self._clients[peer], message, now)
+
+    def revoked(self, route: bytes, now: float) -> None:
+        """The key of somebody who dialled us is not accepted any more."""
+        peer = self._peer_of_route.get(route)
+        if peer is not None:
+            self._lose(self._clients[peer], "its key is not accepted any more", now)
 
     def clients_broke(self, now: float) -> None:
         """The connection of some consumer broke: find out whose. It may connect again, and lose nothing."""
@@ -172,18 +176,49 @@ class ProducerSide:
             if self._machine.has_live(client.peer):
                 self._lose(client, detail, now)
 
+    # What comes in.
+
+    def _decoded(self, route: bytes, frame: bytes, now: float) -> Message | None:
+        """The message; None if it is none that we know."""
+        try:
+            return decode(frame)
+        except VersionMismatch as error:
+            answer = Incompatible("protocol_version", str(PROTOCOL_VERSION), str(error.theirs))
+            self._wire.send_to_client(route, encode(answer))
+        except MalformedMessage as error:
+            if count := self._malformed.count(now):
+                _log.warning("kvberth: dropped %d control messages of decode workers, the last: %s", count, error)
+        return None
+
+    def _may_send(self, sender: Certificate | None, message: Message, now: float) -> bool:
+        """A router hears of a prefill and gives it up; blocks are an engine's. Both may cancel."""
+        if sender is None:
+            return True
+        is_routers = isinstance(message, Watch | Cancel)
+        if is_routers if sender.role is PeerRole.ROUTER else not isinstance(message, Watch):
+            return True
+        if count := self._out_of_role.count(now):
+            what = type(message).__name__
+            _log.warning("kvberth: %s is a %s and may not send %s (%d)", sender.name, sender.role, what, count)
+        return False
+
     # Clients.
 
-    def _greet(self, route: bytes, hello: Hello, now: float) -> None:
-        card = hello.card
+    def _greet(self, route: bytes, hello: Hello, sender: Certificate | None, now: float) -> None:
+        card, key = hello.card, sender.public_key if sender is not None else ""
+        if error := card_error(card):
+            self._turn_away(route, card, Mismatch("card", "one that can be used", error))
+            return
         mismatch = find_mismatch(producer=self._card.fingerprint, consumer=card.fingerprint)
         if mismatch is not None:
-            _log.error("kvberth: refused decode worker %s: %s", card.engine_id, mismatch)
-            answer = Incompatible(mismatch.field, mismatch.producer_value, mismatch.consumer_value)
-            self._wire.send_to_client(route, encode(answer))
+            self._turn_away(route, card, mismatch)
             return
+        peer = name_of_peer(card, key)
+        before = self._peer_of_route.get(route)
+        if before is not None and before != peer:
+            self._lose(self._clients[before], "its connection is another decode worker's now", now)
         for other in list(self._clients.values()):
-            if (other.card.engine_id, other.card.rank) != (card.engine_id, card.rank):
+            if (other.key, other.card.engine_id, other.card.rank) != (key, card.engine_id, card.rank):
                 continue
             if other.card.incarnation != card.incarnation:
                 self._lose(other, "the decode worker was restarted", now)
@@ -192,22 +227,29 @@ class ProducerSide:
                 self._lose(other, "the decode worker has dialled anew", now)
             elif hello.session < other.session:
                 return  # late, and of no interest to anybody
-        peer = PeerName(card.peer_name)
         client = self._clients.get(peer)
         if client is None:
             try:
                 agent = self._transport.add_peer(card.agent_metadata)
             except TransportError as error:
-                _log.exception("kvberth: refused decode worker %s", card.engine_id)
-                answer = Incompatible("agent_metadata", "unusable", str(error))
-                self._wire.send_to_client(route, encode(answer))
+                self._turn_away(route, card, Mismatch("agent_metadata", "unusable", str(error)))
                 return
-            client = self._clients[peer] = Client(route, card, agent, hello.session, now)
-            _log.info("kvberth: decode worker %s is connected", card.engine_id)
+            if any(other.agent == agent for other in self._clients.values()):
+                # Nor is it removed: it is the other one's.
+                self._turn_away(route, card, Mismatch("agent_metadata", "of another decode worker", agent))
+                return
+            client = self._clients[peer] = Client(peer, route, card, key, agent, hello.session, now)
+            name = f" ({sender.name})" if sender is not None else ""
+            _log.info("kvberth: decode worker %s%s is connected", card.engine_id, name)
         self._peer_of_route.pop(client.route, None)
         client.route, client.gone_since = route, None
         self._peer_of_route[route] = peer
         self._wire.send_to_client(route, encode(Welcome(self._card)))
+
+    def _turn_away(self, route: bytes, card: EngineCard, mismatch: Mismatch) -> None:
+        _log.error("kvberth: refused decode worker %.64r: %s", card.engine_id, mismatch)
+        answer = Incompatible(mismatch.field, mismatch.producer_value, mismatch.consumer_value)
+        self._wire.send_to_client(route, encode(answer))
 
     def _dispatch(self, client: Client, message: Message, now: float) -> None:
         peer = client.peer
@@ -223,6 +265,9 @@ class ProducerSide:
                 if now - client.proved_at >= self._timing.heartbeat_seconds:
                     self._ask(client, now)
                 error = block_error(blocks, block_size, client.card)
+                if error and (count := self._bad_blocks.count(now)):
+                    name = client.card.engine_id
+                    _log.error("kvberth: refused a registration of decode worker %s (%d): %s", name, count, error)
                 self.tell(key, RegisterReceived(peer, message, error), now)
             case Cancel(key, attempt, reason):
                 self.tell(key, CancelReceived(peer, attempt, reason), now)

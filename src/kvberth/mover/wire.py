@@ -3,27 +3,37 @@
 import logging
 from typing import Protocol
 
-from kvberth.layout import LayoutError, Runs, TokenSpace, plan_runs, plan_tokens
+import msgspec
+
+from kvberth.layout import LayoutError, Region, Runs, TokenSpace, plan_runs, plan_tokens
+from kvberth.mover.address import Address
 from kvberth.mover.flights import Flights
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.results import TransferReport
 from kvberth.protocol import EndRecord, EngineCard, Reason
 from kvberth.transport import Transport, TransportError
 
-__all__ = ["Wire", "block_error", "disconnect", "plan_transfer", "report_end"]
+__all__ = ["Wire", "block_error", "card_error", "disconnect", "plan_transfer", "report_end"]
 
 _log = logging.getLogger(__name__)
+
+_MAX_NAME = 256
+_MAX_BLOCKS = 2**31
+_ADDRESS_SPACE = 2**64
 
 
 class Wire(Protocol):
     """What the core needs of the control channel."""
 
-    def dial(self, address: str) -> None: ...
-    def hang_up(self, address: str) -> None: ...
+    def resolve(self, address: Address, now: float) -> Address:
+        """The address with the producer's public key as its identity. Raises `NotAccepted` if we do not talk to it."""
+
+    def dial(self, address: Address) -> None: ...
+    def hang_up(self, address: Address) -> None: ...
     def send_to_client(self, route: bytes, frame: bytes) -> bool:
         """False if nobody is connected there any more."""
 
-    def send_to_server(self, address: str, frame: bytes) -> None: ...
+    def send_to_server(self, address: Address, frame: bytes) -> None: ...
 
 
 def block_error(blocks: tuple[int, ...], block_size: int, card: EngineCard) -> str:
@@ -32,6 +42,8 @@ def block_error(blocks: tuple[int, ...], block_size: int, card: EngineCard) -> s
         return f"its blocks have {card.fingerprint.block_size} tokens, not {block_size}"
     if not blocks:
         return ""
+    if len(blocks) > card.num_blocks:
+        return f"{len(blocks)} blocks are named, and its region has {card.num_blocks}"
     low, high = min(blocks), max(blocks)
     if low < 0 or high >= card.num_blocks:
         outside = low if low < 0 else high
@@ -39,6 +51,31 @@ def block_error(blocks: tuple[int, ...], block_size: int, card: EngineCard) -> s
     if len(set(blocks)) != len(blocks):
         return "a block is named twice"
     return ""
+
+
+def card_error(card: EngineCard) -> str:
+    """Why this cannot be an engine's card; empty when it can.
+
+    What is checked here is calculated with later: regions that are not there would be refused by the transport.
+    """
+    names, fingerprint = (card.engine_id, card.incarnation), card.fingerprint
+    if not all(0 < len(name) <= _MAX_NAME and name.isprintable() for name in names):
+        return f"its name is not 1 to {_MAX_NAME} printable characters"
+    if card.rank < 0 or fingerprint.block_size < 1 or not 1 <= card.num_blocks <= _MAX_BLOCKS:
+        return f"rank {card.rank} with {card.num_blocks} blocks of {fingerprint.block_size} tokens"
+    if fingerprint.tokens is not None and min(msgspec.structs.astuple(fingerprint.tokens)) < 1:
+        return "its blocks hold no tokens"
+    if not card.regions or tuple(region.block_length for region in card.regions) != fingerprint.block_lengths:
+        return "its regions are not those of its fingerprint"
+    return next((error for region in card.regions if (error := _region_error(region, card.num_blocks))), "")
+
+
+def _region_error(region: Region, num_blocks: int) -> str:
+    if not 0 < region.block_length <= region.block_stride:
+        return f"a region has blocks of {region.block_length} bytes every {region.block_stride}"
+    if region.address < 0 or region.address + num_blocks * region.block_stride > _ADDRESS_SPACE:
+        return "a region is outside of the address space"
+    return "" if region.device_index >= 0 else f"a region is on device {region.device_index}"
 
 
 def plan_transfer(

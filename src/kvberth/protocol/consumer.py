@@ -133,6 +133,11 @@ class Consumer:
         """Whether we wait for anything from this peer."""
         return peer in self._keys_of_peer
 
+    def is_of_another(self, key: TransferKey, peer: PeerName | None) -> bool:
+        """Whether this transfer is live and not with this peer, which has nothing to say of it then."""
+        transfer = self._transfers.get(key)
+        return transfer is not None and transfer.peer is not None and transfer.peer != peer
+
     def live_with(self, peer: PeerName) -> tuple[tuple[TransferKey, int], ...]:
         """What we wait for from this peer, for the heartbeat."""
         return tuple((key, self._transfers[key].attempt) for key in self._keys_of_peer.of(peer))

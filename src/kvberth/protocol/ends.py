@@ -26,6 +26,7 @@ class Reason(StrEnum):
     INVALID_BLOCKS = "invalid_blocks"
     LEASE_EXPIRED = "lease_expired"
     NEWER_ATTEMPT = "newer_attempt"
+    NOT_AUTHENTICATED = "not_authenticated"
     NOT_NEEDED = "not_needed"
     PEER_LOST = "peer_lost"
     PEER_UNREACHABLE = "peer_unreachable"
@@ -51,6 +52,7 @@ _TEXTS = {
     Reason.INVALID_BLOCKS: "the registration names blocks that do not fit the request or the region",
     Reason.LEASE_EXPIRED: "no decode worker asked for the blocks before their lease ended",
     Reason.NEWER_ATTEMPT: "a newer attempt of the same transfer took over",
+    Reason.NOT_AUTHENTICATED: "one of the two engines does not accept the other's key",
     Reason.NOT_NEEDED: "the decode worker already held everything it needed",
     Reason.PEER_LOST: "the other engine stopped answering",
     Reason.PEER_UNREACHABLE: "the prefill worker's control channel could not be reached",

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvberth.keys import Keyring, read_key_pair
 from kvberth.router.admin import admin_routes
 from kvberth.router.admission import Admission
 from kvberth.router.config import RouterConfig
@@ -46,16 +47,17 @@ def create_app(config: RouterConfig) -> Starlette:
     """The router as an ASGI application. Its connections and its watch over the engines live with its lifespan.
 
     Raises `EnginesFileError` if there is an engines file that cannot be used, `ssl.SSLError` if the engines' authority
-    cannot.
+    cannot, `KeyFileError` if the keys for the control channel cannot.
     """
     in_file = read_engines_file(Path(config.engines_file)) if config.engines_file is not None else []
     tls = _engine_tls(config)
+    keyring = _keyring(config)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         admission = Admission(config.max_in_flight, config.max_queue)
         async with (
-            Control() as control,
+            Control(keyring) as control,
             open_session(config.connect_timeout_seconds, api_key=config.engine_api_key, tls=tls) as session,
             watching(session, config.health_interval_seconds) as watch,
         ):
@@ -114,6 +116,12 @@ def _engine_tls(config: RouterConfig) -> ssl.SSLContext | bool:
     if config.engine_ca_file is not None:
         return ssl.create_default_context(cafile=config.engine_ca_file)
     return not config.engine_insecure
+
+
+def _keyring(config: RouterConfig) -> Keyring | None:
+    if config.control_key_file is None or config.control_peers_dir is None:
+        return None
+    return Keyring(read_key_pair(Path(config.control_key_file)), Path(config.control_peers_dir))
 
 
 async def _no_stored_response(_request: Request) -> Response:

@@ -56,6 +56,9 @@ class RouterConfig:
     `api_key` are the keys of clients; with any, or with `engine_api_key`, the engines never see a client's key. They do
     not open the admin API, and `admin_key` opens nothing else.
 
+    `control_key_file` is the router's own key on the control channels of prefill workers that want one, and
+    `control_peers_dir` has theirs (`kvberth keys`).
+
     Raises `ValueError` with one line that names the setting.
     """
 
@@ -89,6 +92,8 @@ class RouterConfig:
     ssl_keyfile: str | None = None
     engine_ca_file: str | None = None
     engine_insecure: bool = False
+    control_key_file: str | None = None
+    control_peers_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("engines", "prefill", "decode"):
@@ -104,8 +109,7 @@ class RouterConfig:
             raise ValueError(f"engines, prefill, decode: {repeated[0]} is named more than once")
         self._check_numbers()
         self._check_keys()
-        if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
-            raise ValueError("ssl_certfile, ssl_keyfile: one needs the other")
+        self._check_files()
         if self.engine_insecure and self.engine_ca_file is not None:
             raise ValueError("engine_ca_file, engine_insecure: only one of them makes sense")
 
@@ -135,6 +139,11 @@ class RouterConfig:
                 raise ValueError("api_key, engine_api_key, admin_key: a key is printable ASCII without spaces")
         if self.admin_key in self.api_key:
             raise ValueError("admin_key: must not be one of api_key, or every client could take the engines away")
+
+    def _check_files(self) -> None:
+        for one, other in (("ssl_certfile", "ssl_keyfile"), ("control_key_file", "control_peers_dir")):
+            if (getattr(self, one) is None) is not (getattr(self, other) is None):
+                raise ValueError(f"{one}, {other}: one needs the other")
 
 
 def _engine_url(setting: str, url: str) -> str:

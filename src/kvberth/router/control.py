@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self, cast
 
 import zmq
 import zmq.asyncio
 
+from kvberth.keys import Keyring, PeerRole
 from kvberth.protocol import MalformedMessage, Reason, TransferKey, VersionMismatch, decode, encode
-from kvberth.protocol.messages import Cancel, Message, Progress, Watch
+from kvberth.protocol.messages import MAX_FRAME_BYTES, Cancel, Message, Progress, Watch
 from kvberth.router.binding import PrefillProgress
 from kvberth.router.engines import EngineInfo
 
@@ -25,12 +28,16 @@ class Control:
 
     What is said is a courtesy: an engine that does not hear it holds blocks until their lease ends, or says nothing of
     its progress.
+
+    Args:
+        keyring: our keys, and those of the prefill workers that we talk to; without one, we talk to those without.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keyring: Keyring | None = None) -> None:
+        self._keyring = keyring
         self._context = zmq.asyncio.Context()
-        self._sockets: dict[str, zmq.asyncio.Socket] = {}
-        self._listening: list[asyncio.Task[None]] = []
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._not_spoken_to: dict[str, str] = {}
         self._watches: dict[TransferKey, Callable[[PrefillProgress], None]] = {}
 
     def watch(self, engine: EngineInfo, transfer_id: str, on_progress: Callable[[PrefillProgress], None]) -> None:
@@ -54,31 +61,67 @@ class Control:
 
     async def __aexit__(self, *error: object) -> None:
         """Close the connections; what is queued is given a short time to leave."""
-        for task in self._listening:
-            task.cancel()
-        await asyncio.gather(*self._listening, return_exceptions=True)
-        for socket in self._sockets.values():
-            socket.close(linger=100)
-        self._sockets.clear()
+        for line in self._lines.values():
+            line.task.cancel()
+        await asyncio.gather(*(line.task for line in self._lines.values()), return_exceptions=True)
+        for line in self._lines.values():
+            line.close(linger=100)
+        self._lines.clear()
         self._context.term()
 
     def _send(self, engine: EngineInfo, rank: int, message: Message) -> None:
-        socket = self._socket(f"{engine.control_host}:{engine.control_port + rank}")
-        sending = cast("asyncio.Future[None]", socket.send(encode(message), zmq.NOBLOCK))  # tried at once
+        if problem := self._problem(engine):
+            if self._not_spoken_to.get(engine.engine_id) != problem:
+                self._not_spoken_to[engine.engine_id] = problem
+                logger.warning("the control channel of prefill worker %s is not used: %s", engine.engine_id, problem)
+            return
+        line = self._line(f"{engine.control_host}:{engine.control_port + rank}", engine.public_key)
+        sending = cast("asyncio.Future[None]", line.socket.send(encode(message), zmq.NOBLOCK))  # tried at once
         if sending.done() and sending.exception() is not None:
             logger.warning("prefill worker %s does not read its control messages", engine.engine_id)
 
-    def _socket(self, address: str) -> zmq.asyncio.Socket:
-        socket = self._sockets.get(address)
-        if socket is None:
-            socket = self._sockets[address] = self._context.socket(zmq.DEALER)
+    def _problem(self, engine: EngineInfo) -> str:
+        """Why we do not talk to this engine; empty when we do. What it says of itself proves nothing."""
+        if self._keyring is None:
+            return "it wants keys, and this router has none (--control-key-file)" if engine.public_key else ""
+        self._keyring.look(time.monotonic())
+        found = self._keyring.with_key(engine.public_key)
+        if found is None:
+            return f"its key is not in {self._keyring.peers_dir}" if engine.public_key else "it has no key"
+        return "" if found.role is PeerRole.ENGINE else f"{found.name} is a {found.role} and no engine"
+
+    def _line(self, address: str, public_key: str) -> "_Line":
+        line = self._lines.get((address, public_key))
+        if line is None:
+            socket = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SNDHWM, _QUEUED_FRAMES)
             socket.setsockopt(zmq.RCVHWM, _QUEUED_FRAMES)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
             socket.setsockopt(zmq.IPV6, 1)
+            if self._keyring is not None:
+                socket.curve_serverkey = public_key.encode()
+                socket.curve_publickey = self._keyring.own.certificate.public_key.encode()
+                socket.curve_secretkey = self._keyring.own.secret_key.encode()
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
             socket.connect(f"tcp://{address}")
-            self._listening.append(asyncio.create_task(self._listen(socket, address), name=f"control {address}"))
-        return socket
+            serving = self._serve(socket, monitor, address, public_key)
+            line = _Line(socket, monitor, asyncio.create_task(serving, name=f"control {address}"))
+            self._lines[address, public_key] = line
+        return line
+
+    async def _serve(
+        self, socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket, address: str, public_key: str
+    ) -> None:
+        """Listen until the engine says that it does not accept our key: ZeroMQ then gives up on the connection."""
+        listening = asyncio.create_task(self._listen(socket, address))
+        try:
+            await monitor.recv_multipart()
+        finally:
+            listening.cancel()
+            await asyncio.wait({listening})
+        logger.warning("prefill worker at %s does not accept this router's key", address)
+        self._lines.pop((address, public_key)).close(linger=0)
 
     async def _listen(self, socket: zmq.asyncio.Socket, address: str) -> None:
         while True:
@@ -98,3 +141,17 @@ class Control:
                         is_handed_over=message.is_handed_over,
                     )
                 )
+
+
+@dataclass(slots=True)
+class _Line:
+    """A connection, the socket on which ZeroMQ tells what became of it, and the task that reads from both."""
+
+    socket: zmq.asyncio.Socket
+    monitor: zmq.asyncio.Socket
+    task: asyncio.Task[None]
+
+    def close(self, linger: int) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(linger=linger)

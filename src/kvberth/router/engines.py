@@ -41,13 +41,17 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of itself; the control address is where a prefill worker takes registrations."""
+    """What an engine says of itself; the control address is where a prefill worker takes registrations.
+
+    `public_key` is empty where the control channel is not authenticated.
+    """
 
     role: Role
     engine_id: str
     control_host: str
     control_port: int
     tp_size: int
+    public_key: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,6 +184,7 @@ def parse_engine_info(metrics_text: str, expected: Role | None = None) -> Engine
             control_host=labels["control_host"] if is_prefill else "",
             control_port=int(labels["control_port"]) if is_prefill else 0,
             tp_size=int(labels["tp_size"]),
+            public_key=labels.get("control_public_key", "") if is_prefill else "",
         )
     except KeyError as error:
         raise ValueError(f"{_INFO_METRIC} has no label {error}") from error

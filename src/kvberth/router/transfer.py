@@ -34,6 +34,7 @@ class _DecodeParams(msgspec.Struct, frozen=True, kw_only=True):
     remote_host: str
     remote_port: int
     tp_size: int
+    remote_public_key: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def prefill_params(transfer_id: str, *, num_consumers: int, mode: Mode) -> bytes:
@@ -53,6 +54,7 @@ def decode_params(transfer_id: str, *, num_consumers: int, producer: EngineInfo,
             remote_host=producer.control_host,
             remote_port=producer.control_port,
             tp_size=producer.tp_size,
+            remote_public_key=producer.public_key or msgspec.UNSET,
         )
     )
 

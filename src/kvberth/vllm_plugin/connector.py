@@ -18,6 +18,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvberth.keys import PeerRole
 from kvberth.protocol import PROTOCOL_VERSION
 from kvberth.vllm_plugin.fingerprint import attention_backends, facts_of
 from kvberth.vllm_plugin.meta import SchedulerMeta, WorkerMeta
@@ -54,6 +55,9 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         settings = _settings_of(vllm_config)
         _check_supported(vllm_config, kv_cache_config)
         transfer_config = self._kv_transfer_config
+        if transfer_config.is_kv_producer:
+            settings.check_listening()
+        keyring = settings.keyring()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -66,11 +70,16 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
                 host=settings.control_host,
                 port=_control_port(vllm_config),
                 tp_size=vllm_config.parallel_config.tensor_parallel_size,
+                public_key=keyring.own.certificate.public_key if keyring is not None else "",
             )
-            if transfer_config.is_kv_producer and not is_loopback(settings.control_host):
+            if keyring is not None:
+                own, peers = keyring.own.certificate, keyring.peers_dir
+                _log.info("kvberth: the control channel's key is %s; %d peers in %s", own.name, len(keyring), peers)
+                if own.role is not PeerRole.ENGINE:
+                    raise SettingsError(f"kv_connector_extra_config: {own.name} is a {own.role}'s key, not an engine's")
+            elif transfer_config.is_kv_producer and not is_loopback(settings.control_host):
                 _log.warning(
-                    "kvberth: the control channel on %s is not authenticated; whoever reaches it can ask for KV. "
-                    "Keep it inside a trusted network.",
+                    "kvberth: the control channel on %s is not authenticated: whoever reaches it gets KV caches",
                     settings.control_host,
                 )
             if transfer_config.is_kv_consumer and transfer_config.kv_load_failure_policy != "recompute":
@@ -83,6 +92,7 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
                 rank=get_tensor_model_parallel_rank(),
                 num_blocks=kv_cache_config.num_blocks,
                 listen_port=_control_port(vllm_config) if transfer_config.is_kv_producer else None,
+                keyring=keyring,
             )
 
     # Worker's half.
@@ -213,6 +223,7 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         transfer_config = vllm_config.kv_transfer_config
         assert transfer_config is not None
         settings = _settings_of(vllm_config)
+        keyring = settings.keyring()
         engine_info = {
             "role": str(transfer_config.kv_role),
             "engine_id": str(transfer_config.engine_id),
@@ -221,6 +232,7 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
             "tp_size": str(vllm_config.parallel_config.tensor_parallel_size),
             "transfer_mode": str(settings.transfer_mode),
             "protocol_version": str(PROTOCOL_VERSION),
+            "control_public_key": keyring.own.certificate.public_key if keyring is not None else "",
         }
         return KVBerthPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, engine_info)
 

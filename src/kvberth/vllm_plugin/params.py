@@ -34,6 +34,8 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True):
         num_consumers: how many requests will want the same KV, the request's `n`.
         transfer_mode: push or pull; the connector's setting if it is not given.
         remote_engine_id, remote_host, remote_port: the prefill worker and its control channel, for the decode worker.
+        remote_public_key: of the prefill worker. Whoever sent the request says so, and is believed only if it is an
+            accepted key.
         remote_request_id: the prefill worker's name of the request; the transfer's id if `transfer_id` is not given.
         tp_size: the prefill worker's tensor-parallel size.
     """
@@ -47,6 +49,7 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True):
     remote_engine_id: str | None = None
     remote_host: str | None = None
     remote_port: int | None = None
+    remote_public_key: str | None = None
     remote_request_id: str | None = None
     tp_size: int | None = None
 
@@ -69,6 +72,13 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True):
         if parsed.do_remote_prefill and (not parsed.remote_host or parsed.remote_port is None):
             raise ParamsError("kv_transfer_params: do_remote_prefill needs remote_host and remote_port")
         return parsed
+
+    @property
+    def producer_identity(self) -> str:
+        """What the prefill worker must prove to be: its key, or the name of its certificate, which an operator may
+        have given to the engine as its id, for routers that do not pass the key on.
+        """
+        return self.remote_public_key or self.remote_engine_id or ""
 
     def key(self, request_id: str) -> TransferKey:
         """The transfer of the request that vLLM calls `request_id`, on the decode worker."""

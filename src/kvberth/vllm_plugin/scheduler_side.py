@@ -80,7 +80,8 @@ class SchedulerSide:
         settings: the connector's.
         block_size: tokens per block.
         is_producer, is_consumer: the engine's role.
-        engine_id, host, port, tp_size: what decode workers are told of this engine.
+        engine_id, host, port, tp_size, public_key: what decode workers are told of this engine. With a public key, it
+            wants prefill workers to have one too.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class SchedulerSide:
         host: str,
         port: int,
         tp_size: int,
+        public_key: str = "",
     ) -> None:
+        self._has_keys = bool(public_key)
         self._settings = settings
         self._block_size = block_size
         self._is_producer = is_producer
@@ -104,6 +107,7 @@ class SchedulerSide:
             "remote_host": host,
             "remote_port": port,
             "tp_size": tp_size,
+            **({"remote_public_key": public_key} if public_key else {}),
         }
         self._commands: list[Command] = []
         self._producing: dict[str, tuple[TransferKey, ...]] = {}
@@ -234,7 +238,9 @@ class SchedulerSide:
         assert params.remote_port is not None
         self._awaiting[request.request_id] = key
         self._live_keys.add(key)
-        self._commands.append(AwaitRequest(key, params.remote_host, params.remote_port, waiting))
+        self._commands.append(
+            AwaitRequest(key, params.remote_host, params.remote_port, waiting, self._identity(params))
+        )
 
     # Both.
 
@@ -321,7 +327,12 @@ class SchedulerSide:
         assert params.remote_host is not None
         assert params.remote_port is not None
         declined = RequestDeclined(params.attempt, reason)
-        self._commands.append(DeclineRequest(key, params.remote_host, params.remote_port, declined))
+        self._commands.append(
+            DeclineRequest(key, params.remote_host, params.remote_port, declined, self._identity(params))
+        )
+
+    def _identity(self, params: TransferParams) -> str:
+        return params.producer_identity if self._has_keys else ""
 
 
 def _params_of(request: Request) -> TransferParams | None:

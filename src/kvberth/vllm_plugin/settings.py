@@ -1,10 +1,12 @@
 """The connector's settings, from vLLM's `--kv-transfer-config`."""
 
 import ipaddress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvberth.keys import KeyFileError, Keyring, read_key_pair
 from kvberth.protocol import Timing, TransferMode
 
 __all__ = ["ConnectorSettings", "SettingsError", "is_loopback"]
@@ -24,6 +26,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         deadline_seconds: how long a decode worker waits for the KV of one request.
         sort_free_blocks: keep vLLM's free blocks in order, for fewer descriptors; without prefix caching only.
         backend: NIXL's back end.
+        control_key_file: this engine's secret key, as `kvberth keys new` has made it.
+        control_peers_dir: the public keys of the engines and routers that are accepted.
+        allow_unauthenticated: without keys, let whoever reaches `control_host` register, even from other machines.
     """
 
     transfer_mode: TransferMode = TransferMode.PUSH
@@ -32,6 +37,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     deadline_seconds: float = Timing().deadline_seconds
     sort_free_blocks: bool = True
     backend: str = "UCX"
+    control_key_file: str | None = None
+    control_peers_dir: str | None = None
+    allow_unauthenticated: bool = False
 
     @classmethod
     def from_extra_config(cls, extra_config: dict[str, Any]) -> "ConnectorSettings":
@@ -48,7 +56,36 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for name in ("lease_seconds", "deadline_seconds"):
             if getattr(settings, name) <= 0:
                 raise SettingsError(f"kv_connector_extra_config: {name} must be above 0")
+        if (settings.control_key_file is None) is not (settings.control_peers_dir is None):
+            raise SettingsError("kv_connector_extra_config: control_key_file and control_peers_dir need each other")
         return settings
+
+    def check_listening(self) -> None:
+        """Whether a prefill worker may listen where it is told to.
+
+        Raises:
+            SettingsError: anybody on the network could register blocks, and nobody has said that this is meant.
+        """
+        if is_loopback(self.control_host) or self.control_key_file is not None or self.allow_unauthenticated:
+            return
+        raise SettingsError(
+            f"kv_connector_extra_config: control_host {self.control_host} can be reached from other machines, and "
+            "without keys whoever reaches it gets KV caches. Make keys with 'kvberth keys new' and give each engine "
+            "control_key_file and control_peers_dir (docs/security.md), or set allow_unauthenticated to true"
+        )
+
+    def keyring(self) -> Keyring | None:
+        """Our keys and the accepted ones, read now; None without keys.
+
+        Raises:
+            SettingsError: a file or the directory cannot be used.
+        """
+        if self.control_key_file is None or self.control_peers_dir is None:
+            return None
+        try:
+            return Keyring(read_key_pair(Path(self.control_key_file)), Path(self.control_peers_dir))
+        except KeyFileError as error:
+            raise SettingsError(f"kv_connector_extra_config: {error}") from error
 
     @property
     def timing(self) -> Timing:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from kvberth.keys import Keyring
 from kvberth.layout import Fingerprint
 from kvberth.mover import AdvancePrefill, Command, Mover, MoverFailed, TransferReport
 from kvberth.protocol import EngineCard, Timeline
@@ -41,6 +42,7 @@ class WorkerSide:
         rank: tensor-parallel rank.
         num_blocks: of the KV cache.
         listen_port: of the control channel; None for an engine that is a consumer only.
+        keyring: for the control channel; None where it is not authenticated.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class WorkerSide:
         rank: int,
         num_blocks: int,
         listen_port: int | None,
+        keyring: Keyring | None = None,
     ) -> None:
         self._settings = settings
         self._facts = facts
@@ -59,6 +62,7 @@ class WorkerSide:
         self._rank = rank
         self._num_blocks = num_blocks
         self._listen_port = listen_port
+        self._keyring = keyring
         self._device_type = "cpu"
         self._mover: Mover | None = None
         self._outcomes: dict[str, TransferOutcome] = {}
@@ -106,7 +110,7 @@ class WorkerSide:
             )
 
         listen = None if self._listen_port is None else (self._settings.control_host, self._listen_port + self._rank)
-        self._mover = Mover(make_transport, make_card, listen, self._settings.timing)
+        self._mover = Mover(make_transport, make_card, listen, self._settings.timing, self._keyring)
         self._mover.start()
         _log.info(
             "kvberth: rank %d is ready: %d layers in %d regions of %d blocks%s",

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,9 +22,24 @@ _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _PROBES_AT_ONCE = 4
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    as_json: Json = False,
+    control_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A secret key that is to be used here: look at it too.")
+    ] = None,
+    control_peers_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The public keys that are to be accepted: look at them too.")
+    ] = None,
+) -> None:
     """Look whether this machine can run engines and router; exit status 1 if anything fails."""
-    checks = _run(_probes())
+    from kvberth.cli.doctor import keys  # noqa: PLC0415
+
+    probes = list(_probes())
+    if control_key_file is not None:
+        probes.append(lambda: keys.probe_key_file(control_key_file))
+    if control_peers_dir is not None:
+        probes.append(lambda: keys.probe_peers(control_peers_dir))
+    checks = _run(probes)
     passed = all(check.status is not Status.FAIL for check in checks)
     if as_json:
         typer.echo(json.dumps({"ok": passed, "checks": [asdict(check) for check in checks]}))
