@@ -1,6 +1,6 @@
 """Timers finer than those of an event loop, whose milliseconds would be most of what the router adds.
 
-Worse than coarse: what is sent on a timer falls on its milliseconds, and what a router adds before the next one is lost.
+What is sent on such a timer falls on its milliseconds, and what a router adds before the next one is lost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class _Spec(ctypes.Structure):
     """`struct itimerspec`: an interval, which is not used, and when."""
 
-    _fields_ = [(name, ctypes.c_long) for name in ("every_seconds", "every_nanos", "seconds", "nanos")]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_long) for name in ("every_seconds", "every_nanos", "seconds", "nanos")]
 
 
 class Clock:

@@ -218,9 +218,9 @@ class _Stream:
     def _body(self, tokens: int) -> bytes:
         beginning = f"{self._source.getrandbits(128):032x} "
         prompt = (beginning + "word " * (self._load.prompt_bytes // 5))[: self._load.prompt_bytes]
-        return (
-            b'{"model":"model","prompt":"%b","max_tokens":%d,"temperature":0.0,"stream":true,"ignore_eos":true}'
-            % (prompt.encode(), tokens)
+        return b'{"model":"model","prompt":"%b","max_tokens":%d,"temperature":0.0,"stream":true,"ignore_eos":true}' % (
+            prompt.encode(),
+            tokens,
         )
 
     async def _ask(self, body: bytes, take: Callable[[bytes], None]) -> int:
