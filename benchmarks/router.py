@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the raw records")
     parser.add_argument("--vllm-router", default=shutil.which("vllm-router", path=_path()), help="its command")
     parser.add_argument("--ours", default=f"{sys.executable} -m kvberth", help="the kvberth command")
-    parser.add_argument("--other", help="a second kvberth command, measured in turn: that of another version")
+    parser.add_argument("--other", action="append", default=[], help="the command of another version, measured in turn")
     parser.add_argument("--modes", nargs="+", type=Mode, default=list(Mode), choices=list(Mode))
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 50, 200])
     parser.add_argument("--tokens", type=int, default=64, help="per request")

@@ -80,10 +80,10 @@ class Rig:
             self._client.recv()
             self._requests = stack.enter_context((self._arguments.out / "requests.jsonl").open("w"))
             self._windows = stack.enter_context((self._arguments.out / "windows.jsonl").open("w"))
-            commands = {OURS: self._arguments.ours, OTHER: self._arguments.other}
+            commands = {OURS: self._arguments.ours}
+            commands |= {f"{OTHER} {number}": command for number, command in enumerate(self._arguments.other, 1)}
             for name, command in commands.items():
-                if command is not None:
-                    self._start(stack, name, self._our_command(shlex.split(command)))
+                self._start(stack, name, self._our_command(shlex.split(command)))
             if self._arguments.vllm_router:
                 self._start(stack, THEIRS, self._their_command())
             for name in self._routers:
