@@ -1,7 +1,7 @@
 """What the router costs, beside vllm-router: `python -m benchmarks.router --out DIR`, seven minutes, two quiet cores.
 
-Engines that take no time of their own, the client, and each router in a process of its own; a router has one core to
-itself, engines and client share the others. The client asks the engines directly, through this router and through
+Engines without a model, the client, and each router are processes of their own; a router has one core to itself,
+engines and client share the others. The client asks the engines directly, through this router and through
 vllm-router in turns, at the same pace. docs/router.md says how to read it.
 
 `DIR/windows.jsonl` has a line per window, `DIR/requests.jsonl` one per request, `DIR/run.json` the machine, versions
@@ -20,7 +20,7 @@ from benchmarks.router_figures import added_rows, cost_rows
 from benchmarks.router_load import Mode
 from benchmarks.router_rig import Rig
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True)
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(200, Console().width))
     with Rig(arguments) as rig:
         rig.run()
     show_added(console, rig.windows)
@@ -62,8 +62,8 @@ def show_added(console: Console, windows: Sequence[dict[str, Any]]) -> None:
     table = Table(
         "streams",
         "mode",
-        "who",
-        "TTFT p50 (spread)",
+        Column("who", no_wrap=True),
+        Column("TTFT p50 (spread)", no_wrap=True),
         "p95",
         "p99",
         "token's delay p50",

@@ -23,14 +23,15 @@ import httptools
 import msgspec
 import uvloop
 from benchmarks.router_clock import Clock
+from benchmarks.router_control import Control
 
 __all__ = ["DONE", "Pace", "event", "serve_engines", "text_of"]
 
 DONE = b"data: [DONE]\n\n"
 _EVENT = (
     b'data: {"id":"cmpl-5d1f8c2e9a7b4f63","object":"text_completion","created":1764460800,"model":"model",'
-    b'"choices":[{"index":0,"text":"%s","logprobs":null,"finish_reason":%s,"stop_reason":null,"token_ids":null,'
-    b'"prompt_logprobs":null,"prompt_token_ids":null}],"usage":null}\n\n'
+    b'"choices":[{"index":0,"text":"%s","logprobs":null,"finish_reason":%s,"stop_reason":null,"token_ids":%s,'
+    b'"prompt_logprobs":null,"prompt_token_ids":%s}],"usage":null}\n\n'
 )
 _TEXT_BEGINS = b'"text":"'
 _STREAM_HEAD = (
@@ -38,13 +39,14 @@ _STREAM_HEAD = (
     b"x-request-id: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 )
 _METRICS = (
-    'kvberth:engine_info{{role="{role}",engine_id="{role}",control_host="127.0.0.1",control_port="9",tp_size="1",'
+    'kvberth:engine_info{{role="{role}",engine_id="{role}",control_host="127.0.0.1",control_port="{port}",tp_size="1",'
     'transfer_mode="push",model_name="model",engine="0"}} 1\n'
     'vllm:num_requests_running{{engine="0"}} {running}\n'
     'vllm:num_requests_waiting{{engine="0"}} 0\n'
     'vllm:kv_cache_usage_perc{{engine="0"}} 0.1\n'
     'vllm:cache_config_info{{engine="0",block_size="16",num_gpu_blocks="100000"}} 1\n'
 )
+_PROMPT_IDS = b"[%b]" % b",".join(b"%d" % (10_000 + number) for number in range(4096))
 _MODELS = b'{"object":"list","data":[{"id":"model","object":"model","max_model_len":131072}]}'
 
 
@@ -66,15 +68,16 @@ class _Asked(msgspec.Struct):
 
     max_tokens: int
     stream: bool = False
+    return_token_ids: bool = False
     kv_transfer_params: dict[str, Any] | None = None
 
 
 _asked_decoder = msgspec.json.Decoder(_Asked)
 
 
-def event(text: bytes, *, is_last: bool = False) -> bytes:
+def event(text: bytes, *, is_last: bool = False, ids: bytes = b"null", prompt_ids: bytes = b"null") -> bytes:
     """One server-sent event of a completion."""
-    return _EVENT % (text, b'"length"' if is_last else b"null")
+    return _EVENT % (text, b'"length"' if is_last else b"null", ids, prompt_ids)
 
 
 def text_of(an_event: bytes) -> bytes:
@@ -93,12 +96,15 @@ class _Site:
         self._numbers = itertools.count()
         self._ends: dict[str, float] = {}
         self._waiting: dict[str, Callable[[float], None]] = {}
+        self.control = Control()
         self._batch: dict[_Stream, None] = {}
 
     def prefill(self, transfer_id: str | None) -> tuple[str, float]:
         """A prompt is computed from now on; gives the transfer's id and the end."""
         key = transfer_id or str(next(self._numbers))
         end = time.monotonic() + self.pace.prefill_seconds
+        self.control.begun(key)
+        self.clock.call_at(end, self.control.computed, key)
         if waiting := self._waiting.pop(key, None):
             waiting(end)
         else:
@@ -107,6 +113,7 @@ class _Site:
 
     def when_prefilled(self, transfer_id: str, tell: Callable[[float], None]) -> None:
         """`tell` is called with the end of the prefill as soon as that is known."""
+        self.control.registered(transfer_id)
         if (end := self._ends.pop(transfer_id, None)) is not None:
             tell(end)
         else:
@@ -130,11 +137,12 @@ class _Site:
 class _Stream:
     """D's answer to one request."""
 
-    def __init__(self, connection: "_Server", num_tokens: int) -> None:
+    def __init__(self, connection: "_Server", num_tokens: int, *, with_ids: bool) -> None:
         self._connection = connection
         self._site = connection.site
         self._call_at = connection.site.clock.call_at
         self._num_tokens = num_tokens
+        self._with_ids = with_ids
         self._index = 0
         self._checksum = 0
         self._due = 0.0
@@ -157,13 +165,17 @@ class _Stream:
         transport = self._connection.transport
         if transport.is_closing():
             return False
-        token = event(b"%d %d" % (self._index, time.monotonic_ns()))
-        self._index += 1
+        text = b"%d %d" % (self._index, time.monotonic_ns())
+        token = event(text)
+        # Of what the client has asked for: a router that asks for ids has to take them out again.
         self._checksum = zlib.crc32(token, self._checksum)
+        if self._with_ids:
+            token = event(text, ids=b"[1234]", prompt_ids=b"null" if self._index else _PROMPT_IDS)
+        self._index += 1
         transport.write(b"%x\r\n%b\r\n" % (len(token), token))
         if self._index < self._num_tokens:
             return True
-        last = event(b"crc %d" % self._checksum, is_last=True) + DONE
+        last = event(b"crc %d" % self._checksum, is_last=True, ids=b"[2]" if self._with_ids else b"null") + DONE
         transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
         self._connection.end()
         return False
@@ -211,7 +223,9 @@ class _Server(asyncio.Protocol):
             case b"/health" | b"/ping":
                 self._write_whole(b"")
             case b"/metrics":
-                text = _METRICS.format(role=self._role, running=self.site.running[self._role])
+                text = _METRICS.format(
+                    role=self._role, port=self.site.control.port, running=self.site.running[self._role]
+                )
                 self._write_whole(text.encode(), b"text/plain")
             case b"/v1/models":
                 self._write_whole(_MODELS)
@@ -234,7 +248,7 @@ class _Server(asyncio.Protocol):
             self.site.clock.call_at(end, self._answer_prefill, key)
             return
         self.transport.write(_STREAM_HEAD % self._request_id)
-        stream = _Stream(self, asked.max_tokens)
+        stream = _Stream(self, asked.max_tokens, with_ids=asked.return_token_ids)
         if params.get("do_remote_prefill"):
             self.site.when_prefilled(params["transfer_id"], stream.begin)
         else:
