@@ -62,4 +62,6 @@ async def whole_events(stream: Streamed) -> AsyncGenerator[bytes]:
 
 
 def _end_of_events(data: bytes) -> int:
+    if data.endswith(_EVENT_ENDS):  # as nearly all chunks of an engine do
+        return len(data)
     return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _EVENT_ENDS)

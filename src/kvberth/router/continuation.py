@@ -16,10 +16,9 @@ __all__ = ["Continuation"]
 
 # Inside a JSON string a quotation mark is escaped: these can be nothing but names of fields.
 _IDS = re.compile(rb'"token_ids":\[([0-9,]*)\]')
-_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([0-9,]*)\]')
+_PROMPT_IDS = b'"prompt_token_ids":['
 _FINISHED = re.compile(rb'"finish_reason":"')
 _NO_IDS = b'"token_ids":null'
-_NO_PROMPT_IDS = b'"prompt_token_ids":null'
 _REASONING = re.compile(rb'"reasoning(?:_content)?":"')
 _EMPTY_DELTA = b'"delta":{}'
 _DATA = b"data: "
@@ -62,20 +61,32 @@ class Continuation:
 
     def pass_on(self, events: bytes) -> bytes:
         """What the client gets of some whole events."""
-        if self._prompt_ids is None:
-            self._first = self._first or events[:4096]
-            if (found := _PROMPT_IDS.search(events)) is not None:
-                self._prompt_ids = found[1]
+        if self._first is None:
+            self._first = events[:4096]
+        if _PROMPT_IDS in events:
+            events = self._pass_prompt_ids(events)
         self._ids += [ids for ids in _IDS.findall(events) if ids]
         if _NO_IDS in events or _REASONING.search(events) or _FINISHED.search(events):
             self._knows_all = False
-        if not self._shows_ids or self._head is not None:
-            events = _PROMPT_IDS.sub(_NO_PROMPT_IDS, events)
         if not self._shows_ids:
             events = _IDS.sub(_NO_IDS, events)
             if _EMPTY_DELTA in events:
                 events = _without_empty_deltas(events)
         return events if self._head is None else b"".join(map(self._rejoined, _split(events)))
+
+    def _pass_prompt_ids(self, events: bytes) -> bytes:
+        """Keep a prompt's ids, and take them out where the client has not asked for them, or has got them before.
+
+        Cut and not replaced by a pattern: they are most of a first token's bytes, on its way to the client.
+        """
+        begin = events.index(_PROMPT_IDS) + len(_PROMPT_IDS)
+        end = events.find(b"]", begin)
+        if end < 0:
+            return events  # a piece of an event that is too large to be waited for
+        if self._prompt_ids is None:
+            self._prompt_ids = events[begin:end]
+        is_shown = self._shows_ids and self._head is None
+        return events if is_shown else b"".join((events[: begin - 1], b"null", events[end + 1 :]))
 
     def _rejoined(self, event: bytes) -> bytes:
         """An event of the second stream as the first would have gone on."""

@@ -127,6 +127,8 @@ async def run_decode_leg(
     response: aiohttp.ClientResponse | None = None
     try:
         async with clock, _ending_with(engine, clock):
+            # Where P's leg has just begun, its request goes out first: D waits for P, and nobody for D's request.
+            await asyncio.sleep(0)
             response = await session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False)
             is_stream = response.status == 200 and response.content_type == "text/event-stream"
             content = await (response.content.readany() if is_stream else response.read())
