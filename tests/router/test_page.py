@@ -47,7 +47,7 @@ async def test_its_parts_are_served(site, name):
     async with client.get(f"/kvberth/page/{name}") as response:
         assert (response.status, response.content_type) == (200, PARTS[name])
         assert "content-security-policy" in response.headers
-        assert await response.read() == (resources.files("kvberth.router") / "page" / name).read_bytes()
+        assert await response.read() == (resources.files("kvberth.router") / "static" / name).read_bytes()
 
 
 async def test_what_a_browser_has_is_not_sent_again(site):
@@ -81,14 +81,14 @@ async def test_it_needs_no_key(site):
 
 def test_it_is_free_of_inline_code():
     """Its policy refuses scripts and styles that are not files of their own, handlers in attributes among them."""
-    markup = (resources.files("kvberth.router") / "page" / "index.html").read_text()
+    markup = (resources.files("kvberth.router") / "static" / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", markup)
     assert re.findall(r"<script[^>]*>(.*?)</script>", markup, re.DOTALL) == [""]
 
 
 def test_everything_it_names_is_there():
     """Its parts name each other by name only: the page works under any path of a proxy, and asks nobody else."""
-    folder = resources.files("kvberth.router") / "page"
+    folder = resources.files("kvberth.router") / "static"
     texts = {file.name: file.read_text() for file in folder.iterdir()}
     named = {each for text in texts.values() for each in re.findall(r'(?:from "\./|kvberth/page/)([\w.]+)', text)}
     assert named == texts.keys() - {"index.html"}

@@ -78,7 +78,7 @@ def is_page(path: str) -> bool:
 
 def _read_parts() -> Mapping[str, _Part]:
     parts = {}
-    for file in (resources.files(__package__) / "page").iterdir():
+    for file in (resources.files(__package__) / "static").iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _TYPES:
             content = file.read_bytes()
