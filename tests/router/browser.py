@@ -23,7 +23,7 @@ Browsing = Callable[..., AbstractAsyncContextManager[Any]]
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browsing]:
-    """A browser; what it gives opens a page as nobody has opened it before, with these settings of Playwright's contexts.
+    """A browser; what it gives opens an empty page without memory, with these settings of Playwright's contexts.
 
     What the page complains of fails the test.
     """

@@ -245,7 +245,7 @@ class QuickServer(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(app: ASGIApp, *, port: int = 0, **settings: Any) -> AsyncIterator[int]:
-    """Serve `app` for as long as the context is open, with these settings of uvicorn; gives the port, a free one for 0."""
+    """Serve `app` for as long as the context is open, with these settings of uvicorn; gives the port."""
     # With the protocol named, asyncio turns Nagle off; without, every answer in two writes is 40 ms late.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -34,7 +34,10 @@ class _ClientStalledError(Exception):
 
 
 class Call(ABC):
-    """One request; `answer` is what the endpoint does with it once it is in. `error` is the router's own, if it had one."""
+    """One request; `answer` is what the endpoint does with it once it is in.
+
+    `error` is the router's own, if the request ended with one.
+    """
 
     def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
         self.path = path

@@ -22,7 +22,11 @@ PAGE_PARTS = "/kvberth/page/{name}"
 _ROOT = "/"
 _FOLDER = PAGE_PARTS.removesuffix("{name}")
 _INDEX = "index.html"
-_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
 _POLICY = "; ".join(
     (
         "default-src 'none'",

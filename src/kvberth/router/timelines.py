@@ -15,9 +15,9 @@ from kvberth.router.timeline import Timeline
 __all__ = ["TimelineStatus", "all_requests", "one_request"]
 
 _LISTED_IN_FLIGHT = 200
-"""Two thousand with their events are two megabytes, and the oldest are those that somebody looks for."""
-_LISTED_RECENT = 500
-"""The journal keeps more for those who know an id."""
+"""Two thousand with their events are three megabytes and 60 ms; the oldest are those that somebody looks for."""
+_LISTED_RECENT = 200
+"""Ended ones; the journal keeps more for those who know an id."""
 _MAX_DIGITS = 16
 
 

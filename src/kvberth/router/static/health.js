@@ -5,10 +5,13 @@
 import { amount, duration, percent, plural } from "./format.js";
 import { awaitedEngine, counts, failureGroups, isFailure } from "./model.js";
 
+/** Shares of a KV cache in use. */
+export const FULL = 0.95;
+export const NEARLY_FULL = 0.8;
+
 const RANK = { bad: 0, warn: 1, off: 2, unknown: 3, ok: 4 };
 // The router itself believes a reading for so long.
 const STALE_LOAD_SECONDS = 10;
-const FULL = 0.95;
 const NEARLY_AT_LIMIT = 0.9;
 const LATELY_SECONDS = 300;
 const LISTED = 8;
@@ -73,7 +76,8 @@ export function engineState(engine) {
     const why = failures ? `failed ${failures} times in a row, ${retry(breaker.retry_in_seconds)}` : "fails requests";
     return { level: "bad", word: "breaker open", why };
   }
-  if (breaker.state !== "closed") return { level: "warn", word: "on trial", why: "one request at a time, after failures" };
+  if (breaker.state !== "closed")
+    return { level: "warn", word: "on trial", why: "one request at a time, after failures" };
   if (engine.isPartial) return { level: "ok", word: "ready", why: null };
   if (load === null) return { level: "warn", word: "ready", why: "its load is not known" };
   if (load.age_seconds > STALE_LOAD_SECONDS) {
@@ -146,5 +150,6 @@ function whereStuck(read) {
 
 function reasonOf(group) {
   const where = group.engine === null ? "" : ` at ${group.engine}`;
-  return `${group.count > 1 ? `${group.count} × ` : ""}${group.reason}${where}${group.detail ? `: ${group.detail}` : ""}`;
+  const times = group.count > 1 ? `${group.count} × ` : "";
+  return `${times}${group.reason}${where}${group.detail ? `: ${group.detail}` : ""}`;
 }

@@ -1,19 +1,13 @@
 // Asks the router every second and has what it says drawn. The only module that knows of the network and the clock.
 
 import { el, setAttribute, setText } from "./dom.js";
+import { showEngines } from "./engines_view.js";
 import { clock } from "./format.js";
 import { attention, enginesOfHealth, shortName, verdict } from "./health.js";
 import { isFailure } from "./model.js";
 import { RequestList } from "./requests_view.js";
 import { Store } from "./store.js";
-import {
-  showAttention,
-  showEngines,
-  showFailures,
-  showFirstTokens,
-  showMix,
-  showTiles,
-} from "./summary_view.js";
+import { showAttention, showFailures, showFirstTokens, showMix, showTiles } from "./summary_view.js";
 
 const EVERY_MS = 1000;
 const LONGEST_PAUSE_MS = 8000;
@@ -113,7 +107,8 @@ function draw() {
   showFailures(router.recent, open);
   const known = new Map([...router.inFlight, ...router.recent].map((read) => [read.key, read]));
   const { inFlightTotal, inFlight } = router;
-  const listed = inFlightTotal > inFlight.length ? `the oldest ${inFlight.length} of ${inFlightTotal}` : String(inFlightTotal);
+  const listed =
+    inFlightTotal > inFlight.length ? `the oldest ${inFlight.length} of ${inFlightTotal}` : String(inFlightTotal);
   setText(byId("flight-count"), listed);
   const nameOf = (url) => shortName(engines, url);
   flight.show(inFlight, known, nameOf, "Nothing is in flight.");
@@ -149,7 +144,8 @@ function lost() {
 
 function drawIcon(level) {
   const colour = ICON_COLOURS[level] ?? ICON_COLOURS.unknown;
-  const drawing = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="7" fill="${colour}"/></svg>`;
+  const circle = `<circle cx="8" cy="8" r="7" fill="${colour}"/>`;
+  const drawing = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">${circle}</svg>`;
   setAttribute(document.querySelector("link[rel=icon]"), "href", `data:image/svg+xml,${encodeURIComponent(drawing)}`);
 }
 

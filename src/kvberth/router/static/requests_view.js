@@ -84,7 +84,13 @@ export class RequestList {
     this.axis.hidden = listed.length === 0;
     this.empty.hidden = listed.length > 0;
     setText(this.empty, emptyText);
-    reconcile(this.list, listed, (read) => read.key, (read) => this.#create(read), (row, read) => this.#update(row, read, scale));
+    reconcile(
+      this.list,
+      listed,
+      (read) => read.key,
+      (read) => this.#create(read),
+      (row, read) => this.#update(row, read, scale),
+    );
   }
 
   /** Opens a request and brings it into view; it is put on top where the list does not show it. */
@@ -106,7 +112,13 @@ export class RequestList {
   #drawAxis(scale) {
     const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => ({ share, text: duration(share * scale) }));
     const update = (tick, { text }) => setText(tick, text);
-    reconcile(this.ticks, ticks, (tick) => tick.share, () => el("span"), update);
+    reconcile(
+      this.ticks,
+      ticks,
+      (tick) => tick.share,
+      () => el("span"),
+      update,
+    );
   }
 
   #create(read) {
@@ -142,7 +154,10 @@ export class RequestList {
     drawBar(bar, read, scale);
     setText(seconds, duration(read.seconds));
     setAttribute(row, "data-stuck", read.isStuck);
-    const status = read.status === null ? `${read.phase}${read.isStuck ? ", long" : ""}` : `${read.status} ${OUTCOMES[read.outcome]}`;
+    const status =
+      read.status === null
+        ? `${read.phase}${read.isStuck ? ", long" : ""}`
+        : `${read.status} ${OUTCOMES[read.outcome]}`;
     setText(outcome, read.error === null ? status : `${read.status} ${read.error}`);
     details.hidden = !isOpen;
     if (isOpen) showDetails(details, read);
@@ -151,10 +166,16 @@ export class RequestList {
 
 function drawBar(bar, read, scale) {
   const share = (seconds) => `${Math.min(1, seconds / scale) * 100}%`;
-  reconcile(bar, read.phases, (phase) => phase.name, (phase) => el("span", { "data-phase": phase.name }), (part, phase) => {
-    setStyle(part, "left", share(phase.begin));
-    setStyle(part, "width", `calc(${share(phase.end)} - ${share(phase.begin)})`);
-  });
+  reconcile(
+    bar,
+    read.phases,
+    (phase) => phase.name,
+    (phase) => el("span", { "data-phase": phase.name }),
+    (part, phase) => {
+      setStyle(part, "left", share(phase.begin));
+      setStyle(part, "width", `calc(${share(phase.end)} - ${share(phase.begin)})`);
+    },
+  );
   setAttribute(bar, "data-cut", read.seconds > scale);
   setAttribute(bar, "aria-label", describePhases(read));
   setAttribute(bar, "title", describePhases(read));
@@ -200,8 +221,18 @@ function showDetails(parent, read) {
     ([name]) => el("div", {}, el("dt", isPhase(name) ? { class: "key", "data-phase": name } : {}, name), el("dd")),
     (entry, [, value]) => setText(entry.lastElementChild, value),
   );
-  const numbered = read.events.map((event, i) => ({ i, event, since: event.at_seconds - (read.events[i - 1]?.at_seconds ?? 0) }));
-  reconcile(events, numbered, ({ i }) => i, createEvent, () => {});
+  const numbered = read.events.map((event, i) => ({
+    i,
+    event,
+    since: event.at_seconds - (read.events[i - 1]?.at_seconds ?? 0),
+  }));
+  reconcile(
+    events,
+    numbered,
+    ({ i }) => i,
+    createEvent,
+    () => {},
+  );
 }
 
 /** An event never changes once it has happened. */

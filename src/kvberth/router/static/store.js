@@ -1,5 +1,5 @@
-// What the router has said so far: its requests, of which it tells only the new ones again, and the last minutes' course.
-// No DOM and no clock.
+// What the router has said so far: its requests, of which it tells only the new ones again, and the last minutes'
+// course. No DOM and no clock.
 
 import { markStuck, request } from "./model.js";
 

@@ -1,8 +1,7 @@
-// The upper half of the page: what needs attention, the figures, engines, where time goes, failures.
+// The upper half of the page but for the engines: what needs attention, the figures, where time goes, failures.
 
 import { el, reconcile, setAttribute, setStyle, setText, svg } from "./dom.js";
 import { amount, clock, duration, percent, plural, rate } from "./format.js";
-import { engineState, isUsable } from "./health.js";
 import { counts, failureGroups, FIRST_PHASES, isFailure, percentile, timeToFirstToken } from "./model.js";
 
 const byId = (id) => document.getElementById(id);
@@ -26,7 +25,13 @@ export function showAttention(items, open) {
 }
 
 function showLinks(parent, requests, open) {
-  reconcile(parent, requests, (read) => read.key, requestLink(open), (link, read) => setText(link, read.id));
+  reconcile(
+    parent,
+    requests,
+    (read) => read.key,
+    requestLink(open),
+    (link, read) => setText(link, read.id),
+  );
 }
 
 function requestLink(open) {
@@ -71,89 +76,22 @@ export function showTiles(store) {
 
 function sparkline() {
   const line = svg("polyline", { fill: "none", "vector-effect": "non-scaling-stroke" });
-  return svg("svg", { class: "spark", viewBox: "0 0 119 20", preserveAspectRatio: "none", "aria-hidden": "true" }, line);
+  return svg(
+    "svg",
+    { class: "spark", viewBox: "0 0 119 20", preserveAspectRatio: "none", "aria-hidden": "true" },
+    line,
+  );
 }
 
 function drawSparkline(drawing, values) {
   const top = Math.max(1, ...values.map((value) => value ?? 0));
-  const points = values.map((value, i) => `${119 - values.length + 1 + i},${(19 - (18 * (value ?? 0)) / top).toFixed(1)}`);
+  const points = values.map(
+    (value, i) => `${119 - values.length + 1 + i},${(19 - (18 * (value ?? 0)) / top).toFixed(1)}`,
+  );
   setAttribute(drawing.firstElementChild, "points", points.join(" "));
 }
 
-const ENGINE_COLUMNS = [
-  ["Engine", () => null],
-  ["State", () => null],
-  ["Running", (engine) => amount(engine.load?.running)],
-  ["Waiting", (engine) => amount(engine.load?.waiting)],
-  ["KV cache", () => null],
-  ["From here", (engine) => amount(engine.in_flight)],
-  ["Prompt tokens", (engine) => amount(engine.prompt_tokens_in_flight)],
-  ["Prefill rate", (engine) => (engine.prefill_tokens_per_second ? `${amount(engine.prefill_tokens_per_second)}/s` : "–")],
-];
-const COLUMN_TITLES = {
-  Running: "Requests the engine computed when it was last asked, all routers' together",
-  Waiting: "Requests that waited in the engine when it was last asked",
-  "KV cache": "Share of the KV cache in use when last asked, and tokens free now",
-  "From here": "Requests this router has there",
-  "Prompt tokens": "Estimated prompt tokens of this router's requests there",
-  "Prefill rate": "Prompt tokens per second, as measured by this router",
-};
-
-export function showEngines(engines) {
-  const order = { prefill: 0, decode: 1 };
-  const sorted = [...engines].sort((a, b) => (order[a.role] ?? 2) - (order[b.role] ?? 2));
-  const table = byId("engines");
-  table.hidden = engines.length === 0;
-  table.nextElementSibling.hidden = engines.length > 0;
-  const usable = (role) => {
-    const those = engines.filter((engine) => engine.role === role);
-    return `${those.filter(isUsable).length} of ${those.length} ${role}`;
-  };
-  setText(byId("engines-count"), engines.length ? `usable: ${usable("prefill")}, ${usable("decode")}` : "");
-  const rows = [null, ...sorted];
-  reconcile(table, rows, (engine) => engine?.url ?? "", (engine) => (engine ? engineRow() : engineHead()), updateEngine);
-}
-
-function engineHead() {
-  const cells = ENGINE_COLUMNS.map(([name]) =>
-    el("span", { role: "columnheader", title: COLUMN_TITLES[name] ?? null }, name),
-  );
-  return el("div", { role: "row", class: "engine head" }, ...cells);
-}
-
-function engineRow() {
-  const cells = ENGINE_COLUMNS.map(([name]) => el("span", { role: "cell", "data-name": name }));
-  cells[0].append(el("span", { class: "role" }), el("b"), el("span", { class: "url" }));
-  cells[1].append(el("b", { class: "state" }), el("span", { class: "why" }));
-  cells[4].append(el("span", { class: "meter", "aria-hidden": "true" }, el("span")), el("span"));
-  return el("div", { role: "row", class: "engine" }, ...cells);
-}
-
-function updateEngine(row, engine) {
-  if (engine === null) return;
-  const cells = row.children;
-  const state = engineState(engine);
-  setAttribute(row, "data-level", state.level);
-  setAttribute(row, "data-role", engine.role);
-  setAttribute(row, "data-silent", engine.load === null);
-  const [role, name, url] = cells[0].children;
-  setText(role, engine.role ?? "role not known");
-  setText(name, engine.engine_id ?? "");
-  setText(url, engine.url);
-  setText(cells[1].children[0], state.word);
-  setText(cells[1].children[1], state.why ?? "");
-  ENGINE_COLUMNS.forEach(([, text], i) => {
-    const said = text(engine);
-    if (said !== null) setText(cells[i], said);
-  });
-  const [meter, figure] = cells[4].children;
-  const usage = engine.load?.kv_usage ?? null;
-  meter.hidden = usage === null;
-  setStyle(meter.firstElementChild, "width", `${Math.min(1, usage ?? 0) * 100}%`);
-  setAttribute(meter, "data-level", usage >= 0.95 ? "bad" : usage >= 0.8 ? "warn" : null);
-  const free = engine.free_kv_tokens === null || engine.free_kv_tokens === undefined ? "" : engine.free_kv_tokens;
-  setText(figure, usage === null ? "–" : percent(usage) + (free === "" ? "" : `, ${amount(Math.max(0, free))} free`));
-}
+const PATHS = { none: "not served" };
 
 /** By path, what the mean first-token time is made of; and each phase's median and 95th percentile. */
 export function showFirstTokens(requests) {
@@ -168,34 +106,60 @@ export function showFirstTokens(requests) {
   }
   parent.hidden = all.count === 0;
   const [bars, phases] = parent.children;
-  reconcile(bars, [{ path: "" }, ...rows], (row) => row.path, createBarRow, (element, row) => {
-    if (row.path === "") return;
-    drawPhases(element.children[1], row.phases.filter(({ mean }) => mean > 0), longest);
-    setText(element.children[2], duration(row.p50));
-    setText(element.children[3], duration(row.p95));
-  });
+  reconcile(
+    bars,
+    [{ path: "" }, ...rows],
+    (row) => row.path,
+    createBarRow,
+    (element, row) => {
+      if (row.path === "") return;
+      drawPhases(
+        element.children[1],
+        row.phases.filter(({ mean }) => mean > 0),
+        longest,
+      );
+      setText(element.children[2], duration(row.p50));
+      setText(element.children[3], duration(row.p95));
+    },
+  );
   const listed = [{ name: "", head: ["p50", "p95", "n"] }, ...all.phases.filter((phase) => phase.count > 0)];
-  reconcile(phases, listed, (phase) => phase.name, createPhaseRow, (element, phase) => {
-    const cells = phase.head ?? [duration(phase.p50), duration(phase.p95), String(phase.count)];
-    cells.forEach((text, i) => setText(element.children[i + 1], text));
-  });
+  reconcile(
+    phases,
+    listed,
+    (phase) => phase.name,
+    createPhaseRow,
+    (element, phase) => {
+      const cells = phase.head ?? [duration(phase.p50), duration(phase.p95), String(phase.count)];
+      cells.forEach((text, i) => setText(element.children[i + 1], text));
+    },
+  );
 }
 
 const sumOf = (phases) => phases.reduce((sum, phase) => sum + phase.mean, 0);
 
 function createBarRow({ path }) {
-  if (path === "") return el("div", { class: "head" }, ...["path", "mean, by phase", "p50", "p95"].map((text) => el("span", {}, text)));
+  if (path === "")
+    return el(
+      "div",
+      { class: "head" },
+      ...["path", "mean, by phase", "p50", "p95"].map((text) => el("span", {}, text)),
+    );
   return el("div", {}, el("span", {}, path), el("span", { class: "bar", role: "img" }), el("span"), el("span"));
 }
 
 function createPhaseRow(phase) {
-  const name = phase.name === "" ? el("span", {}, "phase") : el("span", { class: "key", "data-phase": phase.name }, phase.name);
+  const name =
+    phase.name === "" ? el("span", {}, "phase") : el("span", { class: "key", "data-phase": phase.name }, phase.name);
   return el("div", { class: phase.head ? "head" : null }, name, el("span"), el("span"), el("span"));
 }
 
 function drawPhases(bar, phases, longest) {
-  reconcile(bar, phases, ({ name }) => name, ({ name }) => el("span", { "data-phase": name }), (part, { mean }) =>
-    setStyle(part, "width", `${(mean / longest) * 100}%`),
+  reconcile(
+    bar,
+    phases,
+    ({ name }) => name,
+    ({ name }) => el("span", { "data-phase": name }),
+    (part, { mean }) => setStyle(part, "width", `${(mean / longest) * 100}%`),
   );
   setAttribute(bar, "aria-label", `mean: ${phases.map(({ name, mean }) => `${name} ${duration(mean)}`).join(", ")}`);
   setAttribute(bar, "title", bar.getAttribute("aria-label"));
@@ -214,16 +178,30 @@ export function showMix(router) {
     ["undivided because", counts(ended.map((read) => read.undividedReason).filter((reason) => reason !== null))],
     ["since start", [...since].sort((a, b) => b[1] - a[1])],
   ].filter(([, parts]) => parts.length > 0);
-  reconcile(byId("mix"), rows, ([name]) => name, createMixRow, (element, [, parts]) => {
-    const total = parts.reduce((sum, [, count]) => sum + count, 0);
-    const [, bar, legend] = element.children;
-    reconcile(bar, parts, ([value]) => value, ([value]) => el("span", { "data-value": value }), (part, [, count]) =>
-      setStyle(part, "width", `${(count / total) * 100}%`),
-    );
-    reconcile(legend, parts, ([value]) => value, ([value]) => el("li", { "data-value": value }, value, " ", el("b")), (entry, [, count]) =>
-      setText(entry.lastElementChild, `${amount(count)} (${percent(count / total)})`),
-    );
-  });
+  reconcile(
+    byId("mix"),
+    rows,
+    ([name]) => name,
+    createMixRow,
+    (element, [, parts]) => {
+      const total = parts.reduce((sum, [, count]) => sum + count, 0);
+      const [, bar, legend] = element.children;
+      reconcile(
+        bar,
+        parts,
+        ([value]) => value,
+        ([value]) => el("span", { "data-value": value }),
+        (part, [, count]) => setStyle(part, "width", `${(count / total) * 100}%`),
+      );
+      reconcile(
+        legend,
+        parts,
+        ([value]) => value,
+        ([value]) => el("li", { "data-value": value }, PATHS[value] ?? value, " ", el("b")),
+        (entry, [, count]) => setText(entry.lastElementChild, `${amount(count)} (${percent(count / total)})`),
+      );
+    },
+  );
 }
 
 function createMixRow([name]) {
@@ -238,16 +216,22 @@ export function showFailures(requests, open) {
   setText(byId("failures-count"), groups.length ? `${seen} seen by clients, ${hidden} hidden from them` : "");
   byId("failures-none").hidden = groups.length > 0;
   const list = byId("failures");
-  reconcile(list, groups, (group) => group.key, () => createFailure(), (row, group) => {
-    const [count, reason, where, detail, last] = row.children;
-    setAttribute(row, "data-level", group.isSeen ? "bad" : "warn");
-    setText(count, `${group.count} ×`);
-    setText(reason, group.reason);
-    setText(where, [group.engine, group.isSeen ? null : "hidden from the client"].filter(Boolean).join(" · "));
-    setText(detail, group.detail ?? "");
-    setText(last.firstElementChild, `last at ${clock(group.lastAt)}: `);
-    showLinks(last.lastElementChild, [group.last], open);
-  });
+  reconcile(
+    list,
+    groups,
+    (group) => group.key,
+    () => createFailure(),
+    (row, group) => {
+      const [count, reason, where, detail, last] = row.children;
+      setAttribute(row, "data-level", group.isSeen ? "bad" : "warn");
+      setText(count, `${group.count} ×`);
+      setText(reason, group.reason);
+      setText(where, [group.engine, group.isSeen ? null : "hidden from the client"].filter(Boolean).join(" · "));
+      setText(detail, group.detail ?? "");
+      setText(last.firstElementChild, `last at ${clock(group.lastAt)}: `);
+      showLinks(last.lastElementChild, [group.last], open);
+    },
+  );
 }
 
 function createFailure() {
