@@ -1,10 +1,14 @@
 """The page for people, as it is served at `/`. What a browser makes of it is tested in `test_page_in_browser.py`."""
 
 import re
+import tomllib
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from yarl import URL
+
+import kvberth
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +66,15 @@ async def test_it_needs_no_key(site):
     for path, status in (("/", 200), ("/kvberth/page/main.js", 200), ("/kvberth/requests", 401)):
         async with client.get(path) as response:
             assert response.status == status
+
+
+def test_it_is_packaged():
+    """All of its files are among the package's data."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    globs = project["tool"]["setuptools"]["package-data"]["kvberth"]
+    package = Path(kvberth.__file__).parent
+    shipped = {path for glob in globs for path in package.glob(glob)}
+    assert set((package / "router" / "static").iterdir()) <= shipped
 
 
 def test_it_is_free_of_inline_code():

@@ -264,6 +264,7 @@ async def test_its_text_can_be_read(site, browsing, scheme):
         await page.locator("#recent .request").last.click()
         assert await page.evaluate(script("poor_contrasts.js")) == []
         PICTURES.mkdir(exist_ok=True)
+        await page.evaluate("scrollTo(0, 0)")
         await page.screenshot(path=PICTURES / f"router-page-{scheme}.png", full_page=True)
 
 

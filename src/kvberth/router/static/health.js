@@ -16,8 +16,7 @@ const NEARLY_AT_LIMIT = 0.9;
 const LATELY_SECONDS = 300;
 const LISTED = 8;
 const LONGEST_ID = 16;
-// States as an end of a sentence.
-const WORDS = { "breaker open": "left out after failures", ready: "ready, but its load is old" };
+const SAID = { "breaker open": "left out for a while" };
 
 /** "Decode worker decode-0, http://10.0.0.4:8000". */
 function engineName(engine) {
@@ -90,7 +89,7 @@ export function engineState(engine) {
 }
 
 function retry(seconds) {
-  return seconds > 0 ? `tried again in ${duration(Math.ceil(seconds))}` : "tried again with the next request";
+  return seconds > 0 ? `tried again in ${Math.ceil(seconds)} s` : "tried again with the next request";
 }
 
 /**
@@ -106,7 +105,9 @@ export function attention(health, engines, router, now) {
   }
   for (const engine of engines) {
     const { level, word, why } = engineState(engine);
-    if (level !== "ok") add(`engine ${engine.url}`, level, `${engineName(engine)} is ${WORDS[word] ?? word}`, why);
+    if (level === "ok") continue;
+    const title = word === "ready" ? `${engineName(engine)}: ${why}` : `${engineName(engine)} is ${SAID[word] ?? word}`;
+    add(`engine ${engine.url}`, level, title, word === "ready" ? null : why);
   }
   if (router !== null) addRequests(add, router, now);
   items.sort((a, b) => RANK[a.level] - RANK[b.level]);

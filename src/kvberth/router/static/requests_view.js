@@ -44,7 +44,7 @@ export class RequestList {
     this.shown = new Map(); // by key, in the order in which they are listed
     this.seen = new Set();
     this.rows = ROWS;
-    this.note = el("p", { class: "held", role: "status" });
+    this.note = el("p", { class: "held" });
     this.empty = el("p", { class: "empty" });
     const names = ["arrived", "request", "path · binding", "prefill → decode"].map((text) => el("span", {}, text));
     this.ticks = el("div");
