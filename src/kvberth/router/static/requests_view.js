@@ -5,12 +5,13 @@
 
 import { el, reconcile, setAttribute, setStyle, setText } from "./dom.js";
 import { amount, clock, duration } from "./format.js";
-import { PHASES } from "./model.js";
+import { percentile, PHASES } from "./model.js";
 
 const ROWS = 50;
-// A bar longer than this many times what nine in ten take is cut off, so that one cannot flatten the others.
-const LONGEST_TIMES_P90 = 3;
-const STEPS = [1, 2, 5];
+// A bar longer than this many times what three in four take is cut off, so that a few cannot flatten the others.
+const LONGEST_TIMES_USUAL = 3;
+const USUAL = 0.75;
+const STEPS = [1, 1.5, 2, 3, 4, 5, 6, 8, 10];
 const OUTCOMES = {
   running: "in flight",
   ok: "ok",
@@ -194,11 +195,9 @@ function describePhases(read) {
 /** A round length of time that nearly all fit into. */
 function axisLength(seconds) {
   if (seconds.length === 0) return 1;
-  const sorted = [...seconds].sort((a, b) => a - b);
-  const usual = sorted[Math.ceil(0.9 * sorted.length) - 1];
-  const wanted = Math.max(0.001, Math.min(sorted.at(-1), LONGEST_TIMES_P90 * usual));
+  const wanted = Math.max(0.001, Math.min(percentile(seconds, 1), LONGEST_TIMES_USUAL * percentile(seconds, USUAL)));
   const power = 10 ** Math.floor(Math.log10(wanted));
-  return [...STEPS, 10].map((step) => step * power).find((length) => length >= wanted * 0.999);
+  return STEPS.map((step) => step * power).find((length) => length >= wanted * 0.999);
 }
 
 function showDetails(parent, read) {
