@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check soak-protocol e2e e2e-latest lock clean
+.PHONY: help env browser demo test check soak-protocol e2e e2e-latest lock clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
@@ -15,12 +15,15 @@ help: ## this list
 env: ## set up .venv
 	@$(SETUP)
 
+browser: ## Chromium for the tests of the router's page, where root may install it with apt
+	@python3 tools/setup_browser.py
+
 demo: env ## a real model, prefill and decode apart: same answers as one engine, with the figures
 	@$(BIN)/python examples/demo.py
 
 test: check e2e ## all that CI runs
 
-check: env ## format, lint, types and the fast tests
+check: env browser ## format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -244,12 +244,12 @@ class QuickServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, **settings: Any) -> AsyncIterator[int]:
+async def listening(app: ASGIApp, *, port: int = 0, **settings: Any) -> AsyncIterator[int]:
     """Serve `app` for as long as the context is open, with these settings of uvicorn; gives the port."""
     # With the protocol named, asyncio turns Nagle off; without, every answer in two writes is 40 ms late.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", port))
         server = QuickServer(uvicorn.Config(app, **({"log_config": None, "ws": "none"} | settings)))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started or task.done())

@@ -105,8 +105,8 @@ async def _list(service: Service, _request: Request) -> Response:
     return _json({"engines": [_describe(engine, now) for engine in service.fleet.engines]})
 
 
-async def _list_requests(service: Service, _request: Request) -> Response:
-    return _json(all_requests(service))
+async def _list_requests(service: Service, request: Request) -> Response:
+    return _json(all_requests(service, request))
 
 
 async def _show_request(service: Service, request: Request) -> Response:

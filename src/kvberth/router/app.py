@@ -34,6 +34,7 @@ from kvberth.router.keys import ApiKeys
 from kvberth.router.legs import open_session
 from kvberth.router.metrics import Metrics
 from kvberth.router.openapi import description
+from kvberth.router.page import page_routes
 from kvberth.router.proxy import Proxy
 from kvberth.router.relay import MODEL, Relay, Relayed
 from kvberth.router.request import Endpoint
@@ -118,6 +119,7 @@ def _routes(config: RouterConfig, get_service: Callable[[], Service]) -> list[Ro
         Route(MODEL, relay, methods=["GET"]),
         Route("/openapi.json", openapi),
         *admin_routes(get_service),
+        *page_routes(),
     ]
 
 

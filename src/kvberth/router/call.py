@@ -36,7 +36,10 @@ class _ClientStalledError(Exception):
 
 
 class Call(ABC):
-    """One request; `answer` is what the endpoint does with it once it is in."""
+    """One request; `answer` is what the endpoint does with it once it is in.
+
+    `error` is the router's own, if the request ended with one.
+    """
 
     def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
         self.path = path
@@ -47,6 +50,7 @@ class Call(ABC):
         self.arrived = time.monotonic()
         self.queue_seconds = 0.0
         self.allowed_seconds: float | None = None
+        self.error: RouterError | None = None
         self._scope = scope
         self._is_abandoned = False
 
@@ -178,6 +182,7 @@ class Call(ABC):
             working.result()
 
     async def _send_error(self, error: RouterError, receive: Receive) -> None:
+        self.error = error
         try:
             async with asyncio.timeout(self.service.config.client_stall_seconds):
                 await self.reply.send_error(error, self.own_headers())

@@ -11,11 +11,12 @@ _RECENT = 1000
 
 
 class Journal:
-    """For the event loop's thread."""
+    """For the event loop's thread. `ended` counts all that have."""
 
     def __init__(self, recent: int = _RECENT) -> None:
         self._in_flight: dict[Timeline, None] = {}
         self._recent: deque[Timeline] = deque(maxlen=recent)
+        self.ended = 0
 
     @property
     def in_flight(self) -> list[Timeline]:
@@ -34,6 +35,7 @@ class Journal:
         """It has got its `end`, and is kept for a while."""
         del self._in_flight[timeline]
         self._recent.append(timeline)
+        self.ended += 1
 
     def find(self, request_id: str) -> Timeline | None:
         """The newest request with this id; clients choose ids, and may use one again."""

@@ -10,10 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvberth.router.admin import is_admin
 from kvberth.router.errors import RouterError
 from kvberth.router.forms import error_response, is_anthropic
+from kvberth.router.page import is_page
 
 __all__ = ["ApiKeys"]
 
-# Probes and scrapers have no keys. The admin API looks at its own: who has that one needs no other.
+# Probes and scrapers have no keys. The admin API looks at its own: who has that one needs no other. The page for people
+# holds nothing.
 _OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
@@ -41,7 +43,7 @@ class ApiKeys:
 
 
 def _is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or is_admin(path)
+    return path in _OPEN_PATHS or is_admin(path) or is_page(path)
 
 
 def _presented(path: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:

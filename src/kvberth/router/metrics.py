@@ -86,6 +86,13 @@ class Metrics:
         )
         self.registry.register(_Engines(fleet))
 
+    def answered(self) -> Iterator[tuple[str, str, int]]:
+        """Path, status code and number of the requests answered so far, the relayed ones included."""
+        for family in self.requests.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    yield sample.labels["path"], sample.labels["code"], int(sample.value)
+
     def text(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self.registry)

@@ -10,6 +10,7 @@ from kvberth import __version__
 from kvberth.router.binding import Binding
 from kvberth.router.config import Mode
 from kvberth.router.headers import BINDING, MODE, TIMEOUT
+from kvberth.router.page import PAGE_PARTS
 from kvberth.router.relay import Relayed
 from kvberth.router.request import Endpoint
 
@@ -37,6 +38,8 @@ _BINDING_HEADER = {
     "schema": {"type": "string", "enum": list(Binding)},
 }
 _STATELESS = "Answered with 404: responses are not stored"
+_PAGE = {"text/html": {"schema": {"type": "string"}}}
+_PART = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
@@ -60,13 +63,15 @@ def description(*, with_keys: bool) -> dict[str, Any]:
             "/version": {"get": _get("The router's version")},
             "/ping": {"get": _get("200", content={}), "post": _get("200", content={})},
             "/openapi.json": {"get": _get("This document")},
+            "/": {"get": _get("A page for people", content=_PAGE)},
+            PAGE_PARTS: {"get": _get("A part of the page", [_PART], {"*/*": {}})},
         },
     }
     if with_keys:
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"] = {"securitySchemes": {"bearer": bearer}}
         document["security"] = [{"bearer": []}]
-        for path in ("/health", "/metrics", "/ping"):
+        for path in ("/health", "/metrics", "/ping", "/", PAGE_PARTS):
             for operation in document["paths"][path].values():
                 operation["security"] = []
     return document

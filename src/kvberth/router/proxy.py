@@ -72,7 +72,8 @@ class _Generation(Call):
         super().count()
         if self._exchange and self._exchange.life.undivided_reason:
             self.service.metrics.undivided.labels(self._exchange.life.undivided_reason).inc()
-        self._timeline.end(time.monotonic(), self.code)
+        said = {"error": self.error.code, "message": self.error.message} if self.error is not None else {}
+        self._timeline.end(time.monotonic(), self.code, **said)
         self.service.journal.end(self._timeline)
 
     async def answer(self, body: bytes) -> None:
@@ -81,7 +82,12 @@ class _Generation(Call):
         binding = self._asked(BINDING, config.binding, "invalid_binding")
         request = parse_request(self._endpoint, body)
         self._timeline.mode = mode
-        self._timeline.note(time.monotonic(), What.ADMITTED, prompt_tokens=request.estimated_prompt_tokens)
+        self._timeline.note(
+            time.monotonic(),
+            What.ADMITTED,
+            prompt_tokens=request.estimated_prompt_tokens,
+            streamed=request.is_streamed,
+        )
         self._legs_headers = request_headers(
             self.headers.items(), self.request_id, with_credentials=config.passes_credentials
         )

@@ -15,7 +15,7 @@ Fact = str | int | float
 class What(StrEnum):
     """What can happen. Behind each, the facts that are noted with it."""
 
-    ADMITTED = "admitted"  # prompt_tokens (an estimate)
+    ADMITTED = "admitted"  # prompt_tokens (an estimate), streamed
     BINDING_CHOSEN = "binding_chosen"  # binding, reason
     PREFILL_SENT = "prefill_sent"  # engine, reason, transfer_id
     PREFILL_BEGAN = "prefill_began"  # the first step of the prompt has begun
@@ -27,7 +27,7 @@ class What(StrEnum):
     LEG_FAILED = "leg_failed"  # leg, kind, detail: hidden from the client, or its end
     CONTINUED = "continued"  # tokens: a broken stream goes on behind so many
     LEFT_UNDIVIDED = "left_undivided"  # reason
-    ENDED = "ended"  # status
+    ENDED = "ended"  # status; error and message, where the router itself had to say what went wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Timeline:
     def note(self, now: float, what: What, **facts: Fact) -> None:
         self.events.append(Event(max(0.0, now - self.began), what, facts))
 
-    def end(self, now: float, status: int) -> None:
+    def end(self, now: float, status: int, **facts: Fact) -> None:
         self.status = status
-        self.note(now, What.ENDED, status=status)
+        self.note(now, What.ENDED, status=status, **facts)
 
     def first(self, what: What) -> float | None:
         """When it happened for the first time; None if it did not."""
