@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
+from kvberth.router import RouterConfig
+from kvberth.router.server import server_settings
+
 from .clients import collect, in_turn, refused, retry_counts
 from .events import DONE, PROMPT_IDS, data, event, named, whole
 from .fakes import (
@@ -75,6 +78,12 @@ async def test_stream_is_read_to_its_end(pair):
             assert chunks[-2].choices[0].finish_reason == "length"
             assert chunks[-1].usage.completion_tokens == 5
     assert decode.seen[0].json["stream_options"] == {"include_usage": True}
+
+
+async def test_idle_connection_is_the_clients_to_close():
+    """With as long a patience as the client's, a request could meet a connection that the router is just closing."""
+    settings = server_settings(RouterConfig(decode=("http://127.0.0.1:1",)))
+    assert settings["timeout_keep_alive"] > 10 * openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry
 
 
 async def test_embeddings_are_relayed(pair):
