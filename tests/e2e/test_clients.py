@@ -16,7 +16,7 @@ from kvberth.launch import LocalCluster
 
 TALK: dict[str, Any] = {"model": "smollm2", "messages": CHAT, "temperature": 0, "max_tokens": 8}
 TOO_LONG: dict[str, Any] = {"model": "smollm2", "messages": [{"role": "user", "content": "tide " * 5000}]}
-LONG: dict[str, Any] = TALK | {"max_tokens": 3000}
+LONG: dict[str, Any] = TALK | {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
 TIDE_TOOL: dict[str, Any] = {
     "name": "get_tide",
     "description": WEATHER["function"]["description"],

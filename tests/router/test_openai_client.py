@@ -336,6 +336,22 @@ async def test_client_that_loses_patience_leaves_nothing(pair, quick_retries):
     assert retry_counts(prefill) == retry_counts(decode) == ["0", "1", "2"]
 
 
+async def test_client_that_loses_patience_with_a_stream_leaves_nothing(pair):
+    """Its timeout counts between chunks as well, and what has begun is not asked for again."""
+    _, decode, router = pair
+    decode.behave = streams(*whole(CHAT)[:2], then=hangs)
+    received = []
+    async with connected(router, timeout=0.5, max_retries=2) as client:
+        stream = await client.chat.completions.create(**TALK, stream=True)
+        with pytest.raises(openai.APITimeoutError):
+            await collect(stream, received)
+        async with asyncio.timeout(5):
+            await decode.aborted.wait()
+            await router.until_idle()
+    assert len(received) == 2
+    assert len(decode.seen) == 1
+
+
 # Requests that the client repeats
 
 
@@ -399,6 +415,17 @@ async def test_engine_that_failed_is_asked_again(pair, quick_retries):
         await router.until_healthy()
         answer = await client.with_options(max_retries=3).completions.create(**PROMPT)
         assert answer.choices[0].text == "hello"
+
+
+@pytest.mark.xfail(strict=True, reason="the client repeats the 502, which brings three more engines down each time")
+async def test_request_that_kills_engines_is_not_repeated(site, quick_retries):
+    """What three decode workers have died of is not shown to all others."""
+    decodes = [await site.decode(half_answer(b'{"id"')) for _ in range(6)]
+    router = await site.router([await site.prefill()], decodes, max_retries=2, health_interval_seconds=5)
+    async with connected(router, max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.completions.create(**PROMPT)
+    assert sum(len(decode.seen) for decode in decodes) == 3
 
 
 async def test_timeout_is_not_repeated(site):
