@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -120,19 +120,33 @@ class FakeEngine:
             work.result()
 
 
-async def send_whole(send: Send, status: int, body: bytes, content_type: str = "application/json") -> None:
-    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def send_whole(
+    send: Send,
+    status: int,
+    body: bytes,
+    content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    all_headers = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
+    raw = [(name.encode(), value.encode()) for name, value in all_headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 
 
-def answers(payload: object, status: int = 200, *, after: asyncio.Event | None = None) -> Behaviour:
+def answers(
+    payload: object,
+    status: int = 200,
+    *,
+    after: asyncio.Event | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Behaviour:
     """Answer with JSON, once `after` is set."""
 
     async def behave(_seen: Seen, send: Send) -> None:
         if after is not None:
             await after.wait()
-        await send_whole(send, status, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
+        body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+        await send_whole(send, status, body, headers=headers)
 
     return behave
 

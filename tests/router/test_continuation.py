@@ -10,61 +10,17 @@ from hypothesis import strategies as st
 from kvberth.router.continuation import Continuation
 from kvberth.router.request import Endpoint, parse_request
 
+from .events import PROMPT_IDS, data, event, whole, without_ids
 from .fakes import CHAT, COMPLETIONS, D_ANSWER, answers, dies, hangs, hangs_on_transfer, streams, trickles
 
-PROMPT_IDS, TEXTS = [7, 8, 9], ["a", "b", "c", "d", "e"]
-DONE = b"data: [DONE]\n\n"
 COMPLETION = {"model": "m", "prompt": "hi", "max_tokens": 5, "stream": True}
 TALK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "stream": True}
-
-
-def event(endpoint, index, *, created=100, prompt_ids=None, ids=True, last=5):
-    """The `index`-th token's event as vLLM 0.32 writes it where ids are asked for."""
-    choice = {"index": 0}
-    choice |= {"delta": {"content": TEXTS[index]}} if endpoint == CHAT else {"text": TEXTS[index]}
-    choice |= {"logprobs": None, "finish_reason": "length" if index == last - 1 else None}
-    if endpoint == COMPLETIONS:
-        choice["prompt_token_ids"] = prompt_ids
-    choice["token_ids"] = [100 + index] if ids else None
-    return _data({"id": "x-1", "created": created, "model": "m", "choices": [choice]})
-
-
-def role(created=100, prompt_ids=PROMPT_IDS):
-    choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    return _data({"id": "x-1", "created": created, "model": "m", "choices": [choice], "prompt_token_ids": prompt_ids})
-
-
-def usage(prompt_tokens, made, created=100):
-    told = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + made, "completion_tokens": made}
-    return _data({"id": "x-1", "created": created, "model": "m", "choices": [], "usage": told})
-
-
-def whole(endpoint, start=0, created=100, prompt_ids=PROMPT_IDS):
-    """All events from a token on, of an engine that was asked for ids."""
-    first = [role(created, prompt_ids)] if endpoint == CHAT else []
-    tokens = [
-        event(endpoint, index, created=created, prompt_ids=prompt_ids if index == start else None)
-        for index in range(start, 5)
-    ]
-    return [*first, *tokens, usage(len(prompt_ids), 5 - start, created), DONE]
-
-
-def without_ids(events):
-    """The same, of an engine that was not."""
-    text = b"".join(events)
-    for index in range(5):
-        text = text.replace(b'"token_ids":[%d]' % (100 + index), b'"token_ids":null')
-    return text.replace(b'"prompt_token_ids":[7,8,9]', b'"prompt_token_ids":null')
 
 
 def continuation(body, **settings):
     request = parse_request(Endpoint(COMPLETIONS if "prompt" in body else CHAT), json.dumps(body).encode())
     assert request.is_continuable
     return Continuation(request, shows_ids=request.shows_token_ids, **settings)
-
-
-def _data(value):
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 @pytest.mark.parametrize(("endpoint", "body"), [(COMPLETIONS, COMPLETION), (CHAT, TALK)])
@@ -142,9 +98,7 @@ def test_what_is_not_known_is_not_continued(event_):
 def test_text_that_looks_like_ids_stays():
     """In a string a quotation mark is escaped."""
     one = continuation(COMPLETION)
-    text = _data(
-        {"choices": [{"text": '"token_ids":[1,2] "prompt_token_ids":[3] "finish_reason":"', "token_ids": [5]}]}
-    )
+    text = data({"choices": [{"text": '"token_ids":[1,2] "prompt_token_ids":[3] "finish_reason":"', "token_ids": [5]}]})
     passed = one.pass_on(text)
     assert passed == text.replace(b'"token_ids":[5]', b'"token_ids":null')
     assert one.num_tokens == 1

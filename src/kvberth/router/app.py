@@ -27,8 +27,8 @@ from kvberth.router.engines_file import NamedEngine, read_engines_file
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.fleet import Fleet
-from kvberth.router.forms import error_response
-from kvberth.router.headers import REQUEST_ID
+from kvberth.router.forms import error_response, is_anthropic
+from kvberth.router.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
 from kvberth.router.journal import Journal
 from kvberth.router.keys import ApiKeys
 from kvberth.router.legs import open_session
@@ -158,10 +158,11 @@ class _RequestIds:
             return
         request_id = Headers(scope=scope).get(REQUEST_ID) or uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
+        names = [REQUEST_ID, ANTHROPIC_REQUEST_ID] if is_anthropic(scope["path"]) else [REQUEST_ID]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                MutableHeaders(scope=message).update(dict.fromkeys(names, request_id))
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -182,8 +183,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _router_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, RouterError):
         raise error
-    headers = {"retry-after": str(error.retry_after_seconds)} if error.retry_after_seconds is not None else {}
-    return _error_answer(request, error, headers)
+    return _error_answer(request, error, dict(error.headers))
 
 
 def _error_answer(request: Request, error: RouterError, headers: dict[str, str]) -> Response:

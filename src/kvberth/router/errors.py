@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from kvberth.router.answer import Header
+
 __all__ = ["Failure", "FailureKind", "Leg", "RouterError"]
 
 Leg = Literal["prefill", "decode"]
@@ -69,6 +71,17 @@ class RouterError(Exception):
         self.code = code
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def headers(self) -> list[Header]:
+        """What tells a client whether and when to ask again.
+
+        The `openai` and `anthropic` clients repeat whatever fails with 5xx, twice unless told otherwise. A request that
+        has used up its time would use it twice more, in engines that have too much to do already.
+        """
+        if self.retry_after_seconds is not None:
+            return [("retry-after", str(self.retry_after_seconds))]
+        return [("x-should-retry", "false")] if self.status == 504 else []
 
     def fields(self) -> bytes:
         """The error object alone, as JSON; its type follows from the status."""

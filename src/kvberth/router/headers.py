@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from kvberth.router.answer import Header
 
 __all__ = [
+    "ANTHROPIC_REQUEST_ID",
     "BINDING",
     "JSON",
     "MODE",
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_REQUEST_ID = "request-id"  # where Anthropic's clients look for it in an answer
 MODE = "x-kvberth-mode"
 BINDING = "x-kvberth-binding"
 TIMEOUT = "x-kvberth-timeout-seconds"

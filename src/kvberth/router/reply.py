@@ -72,10 +72,8 @@ class Reply:
             return
         if self.status is not None:
             return
-        headers = [JSON, *own_headers]
-        if error.retry_after_seconds is not None:
-            headers.append(("retry-after", str(error.retry_after_seconds)))
-        await self.send_whole(Whole(error.status, tuple(headers), error_response(self._path, error)))
+        headers = (JSON, *error.headers, *own_headers)
+        await self.send_whole(Whole(error.status, headers, error_response(self._path, error)))
 
     async def _send_head(self, status: int, headers: Iterable[Header]) -> None:
         self.status = status

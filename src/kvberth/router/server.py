@@ -15,6 +15,12 @@ __all__ = ["serve", "server_settings"]
 
 _SHUTDOWN_SECONDS = 10
 _YOUNG_OBJECTS = 20_000
+_KEEP_ALIVE_SECONDS = 120
+"""An idle connection is for its client to close: a request that is on its way to one that the server closes is lost.
+
+Clients keep theirs for 5 s (httpx, and with it the `openai` and `anthropic` clients), 15 s (aiohttp), 60 s (the load
+balancers of nginx and AWS) or 90 s (Go).
+"""
 
 
 def serve(config: RouterConfig) -> None:
@@ -47,6 +53,7 @@ def server_settings(config: RouterConfig) -> dict[str, Any]:
     return {
         "http": partial(_Connection, config.client_stall_seconds),
         "ws": "none",
+        "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
         "ssl_certfile": config.ssl_certfile,
         "ssl_keyfile": config.ssl_keyfile,
         "log_config": None,
