@@ -21,6 +21,7 @@ WANTED = frozenset(
         "kvberth:emulator_busy_seconds": ("_total",),
         "kvberth:transfer_descriptors": ("_sum", "_count"),
         "kvberth:post_seconds": ("_sum", "_count"),
+        "kvberth:after_prefill_seconds": ("_sum", "_count"),
         "kvberth:transfer_bytes": ("_total",),
         "kvberth:reserved_block_seconds": ("_total",),
         "kvberth:transfers": ("_total",),
@@ -54,7 +55,7 @@ def sums_of(text: str) -> dict[str, float]:
     """The wanted samples of one page, summed over their labels.
 
     Both sides of kvberth's transfers count them: only the consumer's are taken, but for what posting costs, which only
-    the side that moves the bytes counts. Transfers that did not complete are counted as `kvberth:transfers_not_completed`.
+    the side that moves the bytes counts. Transfers that did not complete become `kvberth:transfers_not_completed`.
     """
     # The page has thousands of other lines, and its parser is slow.
     lines = (line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] in WANTED)

@@ -18,8 +18,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         queue, prefill: of the engine that reads the prompt, by its own clock.
-        transfer: what of it lies behind the prefill. kvberth's modes: from the timelines. vLLM's: posting and moving by
-            NIXL's clock, means.
+        transfer: what of it lies behind the prefill. kvberth's modes: from the end of the prefill to the end of the
+            handoff. vLLM's: posting and moving, by NIXL's clock; vLLM tells no more.
         first_step: of the decode worker, from scheduling to the first token.
         rest: what remains: HTTP, JSON, tokenizing, the router, the setup of the handoff, and waits between all these.
     """
@@ -36,7 +36,8 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         reserved_block_seconds: sum.
-        post_ms, transfer_ms: means per transfer.
+        post_ms, transfer_ms: means per transfer; the latter is NIXL's clock, of vLLM's connectors.
+        after_prefill_ms: mean per transfer, of kvberth's.
         queue_ms, prefill_ms: means of the engine that reads prompts.
         first_step_ms: mean of the decode worker; None where one engine does both.
     """
@@ -49,22 +50,20 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_transfer: float | None = None
     post_ms: float | None = None
     transfer_ms: float | None = None
+    after_prefill_ms: float | None = None
     queue_ms: float | None = None
     prefill_ms: float | None = None
     first_step_ms: float | None = None
     is_divided: bool = True
 
-    def breakdown(self, mean_ttft_ms: float, mean_handoff_ms: float | None) -> Breakdown | None:
-        """None where the engines are not known.
-
-        Args:
-            mean_handoff_ms: of the timelines; None takes NIXL's clock.
-        """
+    def breakdown(self, mean_ttft_ms: float) -> Breakdown | None:
+        """Of the mean time to first token; None where the engines are not known."""
         if self.queue_ms is None or self.prefill_ms is None:
             return None
-        transfer = mean_handoff_ms
-        if transfer is None:
-            transfer = (self.transfer_ms or 0.0) + (self.post_ms or 0.0) if self.is_divided else 0.0
+        transfer = 0.0
+        if self.is_divided:
+            by_nixl = (self.transfer_ms or 0.0) + (self.post_ms or 0.0)
+            transfer = by_nixl if self.after_prefill_ms is None else self.after_prefill_ms
         first_step = self.first_step_ms or 0.0
         rest = mean_ttft_ms - self.queue_ms - self.prefill_ms - transfer - first_step
         return Breakdown(
@@ -107,6 +106,7 @@ def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
         bytes_per_transfer=_sum(total, moved) / transfers if transfers else None,
         post_ms=_ms(_mean(total, post)),
         transfer_ms=_ms(_mean(total, "vllm:nixl_xfer_time_seconds")),
+        after_prefill_ms=_ms(_mean(total, "kvberth:after_prefill_seconds")),
         queue_ms=_ms(_mean(total, _QUEUE, reader)),
         prefill_ms=_ms(_mean(total, _PREFILL, reader)),
         first_step_ms=_ms(_mean(total, _PREFILL, "decode")) if divided else None,

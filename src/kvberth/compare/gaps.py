@@ -47,15 +47,11 @@ def windows(records: Sequence[RequestRecord], *, step_ms: float, transfer_ms: fl
 
     Args:
         step_ms: a decode step, which lies between a transfer's end and the first token.
-        transfer_ms: how long a transfer keeps the decode worker, where the answer has no timeline that says it.
+        transfer_ms: how long a transfer keeps the decode worker, on average.
     """
-    found = []
-    for record in records:
-        if record.ttft_ms is not None:
-            end = record.sent_s * 1000 + record.ttft_ms
-            moving = _moving_ms(record)
-            found.append(Window(record.index, end - step_ms - (transfer_ms if moving is None else moving), end))
-    return found
+    ends = [record.sent_s * 1000 + record.ttft_ms for record in records if record.ttft_ms is not None]
+    indices = [record.index for record in records if record.ttft_ms is not None]
+    return [Window(index, end - step_ms - transfer_ms, end) for index, end in zip(indices, ends, strict=True)]
 
 
 def gaps_beside(others: Sequence[Stream], transfers: Sequence[Window]) -> list[float]:
@@ -72,28 +68,3 @@ def gaps_beside(others: Sequence[Stream], transfers: Sequence[Window]) -> list[f
         if gaps:
             worst.append(max(gaps))
     return worst
-
-
-def timeline_of(record: RequestRecord) -> dict[str, float]:
-    """What kvberth's connector says of a handoff, in seconds; empty if the answer says nothing."""
-    params = record.kv_transfer_params or {}
-    transfer = params.get("transfer")
-    timeline = transfer.get("timeline") if isinstance(transfer, dict) else None
-    if not isinstance(timeline, dict):
-        return {}
-    return {name: float(moment) for name, moment in timeline.items() if isinstance(moment, int | float)}
-
-
-def handoff_ms(record: RequestRecord) -> float | None:
-    """From the end of the prefill to the end of the handoff, which is what a client waits for; None if not known."""
-    timeline = timeline_of(record)
-    if "prefill_done" not in timeline or "ended" not in timeline:
-        return None
-    return (timeline["ended"] - max(0.0, timeline["prefill_done"])) * 1000
-
-
-def _moving_ms(record: RequestRecord) -> float | None:
-    timeline = timeline_of(record)
-    if "moving" not in timeline or "ended" not in timeline:
-        return None
-    return (timeline["ended"] - timeline["moving"]) * 1000

@@ -23,7 +23,7 @@ __all__ = ["Cell", "Group", "Memory", "Run", "cell_key", "groups", "planned_seco
 
 _START_SECONDS = 35.0
 """Of a local cluster, roughly; corrected while it runs."""
-_DRAIN_SECONDS = 3.0
+_DRAIN_SECONDS = 4.0
 _EXTRA_PROMPT = 16384
 _EXTRA_RATE = 2.0
 _EXTRA_REQUESTS = 12
@@ -137,8 +137,8 @@ def _extra_groups(settings: CompareSettings) -> tuple[Group, ...]:
     return (
         Group(
             name=caching,
-            title=f"Prefix caching on, prompts of {tokens(_EXTRA_PROMPT)}: fresh and fragmented memory, with and without "
-            "7/8 of the prompt in the caches",
+            title=f"Prefix caching on, prompts of {tokens(_EXTRA_PROMPT)}: fresh and fragmented memory, with and "
+            "without 7/8 of the prompt in the caches",
             modes=divided,
             prefix_caching=True,
             cells=tuple(

@@ -1,6 +1,7 @@
 """What is to be compared, and on which traffic. Checked once; starts nothing."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from kvberth.bench import Arrivals
 from kvberth.compare.modes import EMULATED_ONLY, Mode
 
-__all__ = ["DEFAULT_MODES", "CompareSettings", "published", "quick"]
+__all__ = ["DEFAULT_MODES", "CompareSettings", "make", "published", "quick"]
 
 DEFAULT_MODES = (Mode.PUSH, Mode.PUSH_WHOLE, Mode.PULL, Mode.VLLM_PULL, Mode.VLLM_PUSH, Mode.COLOCATED)
 
@@ -98,6 +99,19 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
         names = [name for name in self.__struct_fields__ if name not in ("price_per_gpu_hour", "gpus_per_engine")]
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def make(chosen: Mapping[str, Any]) -> CompareSettings:
+    """Settings from plain values.
+
+    Raises:
+        ValueError: one line that names the setting and what would be right.
+    """
+    try:
+        return msgspec.convert(chosen, CompareSettings)
+    except msgspec.ValidationError as error:
+        # What the class itself refuses comes back wrapped.
+        raise ValueError(f"{error.__cause__ or error}") from error
 
 
 def quick() -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Figures with their uncertainty, from repeated measurements. Pure.
 
-A figure of a cell is the **median over repetitions** of that repetition's percentile. A ratio of two modes is the median
-over repetitions of the ratio within each: what a machine does to all of one repetition cancels. Both modes had the same
-requests, so a request that is resampled is resampled in both.
+A figure of a cell is the **median over repetitions** of that repetition's percentile. A ratio of two modes is the
+median over repetitions of the ratio within each: what a machine does to all of one repetition cancels. Both modes had
+the same requests, so a request that is resampled is resampled in both.
 
 Intervals are 95% percentile intervals of a two-level bootstrap (Davison and Hinkley, Bootstrap Methods and their
-Application, 1997, section 3.8): repetitions are drawn, and within each the requests. scipy.stats.bootstrap has no levels.
+Application, 1997, section 3.8): repetitions are drawn, and within each the requests. scipy's bootstrap has one level.
 """
 
 from collections.abc import Callable, Sequence

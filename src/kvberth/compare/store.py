@@ -44,6 +44,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
         counters: what the engines counted meanwhile; empty for attached deployments.
         idle_share: of all the machine's cores, from 0 to 1.
         num_engines: of the deployment; 0 if not known.
+        timelines: of some handoffs under the same load, after the cell; kvberth's modes.
     """
 
     cell: Cell
@@ -54,6 +55,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     idle_share: float | None = None
     warnings: list[str] = []
     num_engines: int = 0
+    timelines: list[dict[str, float]] = []
     records: tuple[RequestRecord, ...] = ()
 
 
@@ -168,6 +170,10 @@ class Folder:
     def done(self) -> set[str]:
         """The keys of the cells that count."""
         return {path.stem for path in (self.path / RAW).glob("*.jsonl")}
+
+    def has_cells(self) -> bool:
+        """Whether there is anything to report on."""
+        return bool(self.done())
 
     def cut_short(self) -> dict[str, int]:
         """The requests on disk of each cell that does not count, by its key."""

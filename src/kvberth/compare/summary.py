@@ -13,10 +13,11 @@ import numpy as np
 from kvberth.bench import RequestRecord
 from kvberth.compare.answers import differing_answers
 from kvberth.compare.engine_figures import Breakdown, EngineFigures, engine_figures
-from kvberth.compare.gaps import gaps_beside, handoff_ms, streams, windows
+from kvberth.compare.gaps import gaps_beside, streams, windows
 from kvberth.compare.plan import Cell
 from kvberth.compare.statistics import Estimate, Samples, paired_ratio, percentiles
 from kvberth.compare.store import MeasuredCell
+from kvberth.compare.timelines import handoff_ms, moving_ms
 
 __all__ = ["CellSummary", "Figures", "Ratio", "Stall", "pooled", "ratios_of", "samples_of", "summarise_cell"]
 
@@ -40,12 +41,14 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         transfers: those beside which another request was being answered.
         step_ms: the median gap of the cell: a decode step.
+        transfer_ms: how long a transfer was taken to keep the decode worker.
         p50_ms, p99_ms: of the gaps.
         p99_steps: how much longer than a step the p99 is, in steps.
     """
 
     transfers: int
     step_ms: float
+    transfer_ms: float
     p50_ms: float
     p99_ms: float
     p99_steps: float
@@ -60,7 +63,8 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
         repetitions: that were measured to their end.
         corruptions: KV contexts that held wrong words; emulated engines only.
         answers_differing: answers that are not those of the other modes to the same request.
-        handoff_ms: per request, from the end of the prefill to the end of the handoff; kvberth's modes.
+        handoff_ms: per request, from the end of the prefill to the end of the handoff; kvberth's modes, from
+            requests that were sent for it after the cell, at its rate.
         beyond_prefill_ms: mean time to first token, less the mean queue and prefill.
         descriptors_per_transfer, bytes_per_transfer, post_ms, transfer_ms: means.
         reserved_block_seconds: per request.
@@ -167,7 +171,7 @@ def summarise_cell(
         tpot_ms=_figures(samples_of(repetitions, "tpot_ms")),
         itl_ms=_figures([[gap for record in _succeeded(each) for gap in record.itl_ms] for each in repetitions]),
         e2e_ms=_figures(samples_of(repetitions, "e2e_ms")),
-        handoff_ms=_figures([[handoff_ms(record) for record in _succeeded(each)] for each in repetitions]),
+        handoff_ms=_figures([[handoff_ms(timeline) for timeline in each.timelines] for each in repetitions]),
         **_engine_fields(engines, records),
         stall=_stall(repetitions, engines),
         requests_per_second=speed or 0.0,
@@ -227,9 +231,7 @@ def _place(cell: Cell) -> dict[str, Any]:
 def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """What needs both the engines' figures and the client's."""
     ttfts = [record.ttft_ms for record in records if record.error is None and record.ttft_ms is not None]
-    handoffs = [handoff for record in records if (handoff := handoff_ms(record)) is not None]
-    mean_handoff = float(np.mean(handoffs)) if handoffs else None
-    breakdown = engines.breakdown(float(np.mean(ttfts)), mean_handoff) if ttfts else None
+    breakdown = engines.breakdown(float(np.mean(ttfts))) if ttfts else None
     beyond = breakdown.transfer + breakdown.first_step + breakdown.rest if breakdown is not None else None
     return {
         "beyond_prefill_ms": beyond,
@@ -249,7 +251,8 @@ def _stall(repetitions: Sequence[MeasuredCell], engines: EngineFigures) -> Stall
     if not gaps:
         return None
     step = float(np.median(gaps))
-    busy = (engines.transfer_ms or 0.0) + (engines.post_ms or 0.0)
+    moving = [ms for each in repetitions for timeline in each.timelines if (ms := moving_ms(timeline)) is not None]
+    busy = float(np.mean(moving)) if moving else (engines.transfer_ms or 0.0) + (engines.post_ms or 0.0)
     worst = []
     for each in repetitions:
         found = windows(each.records, step_ms=step, transfer_ms=busy)
@@ -257,14 +260,22 @@ def _stall(repetitions: Sequence[MeasuredCell], engines: EngineFigures) -> Stall
     if not worst:
         return None
     p50, p99 = (float(each) for each in np.percentile(worst, (50, 99)))
-    return Stall(transfers=len(worst), step_ms=step, p50_ms=p50, p99_ms=p99, p99_steps=(p99 - step) / step)
+    return Stall(
+        transfers=len(worst),
+        step_ms=step,
+        transfer_ms=busy,
+        p50_ms=p50,
+        p99_ms=p99,
+        p99_steps=(p99 - step) / step,
+    )
 
 
 def _figures(samples: Samples) -> Figures | None:
     estimates = percentiles(samples)
     if estimates is None:
         return None
-    return Figures(*(each.value for each in estimates), *(_interval(each) for each in estimates))
+    p50, p95, p99 = estimates
+    return Figures(p50.value, p95.value, p99.value, _interval(p50), _interval(p95), _interval(p99))
 
 
 def _interval(estimate: Estimate) -> tuple[float, float]:
