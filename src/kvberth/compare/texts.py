@@ -28,6 +28,9 @@ _HEADERS = (
 )
 
 
+_SHORT_HEADERS = ("TTFT p50", "p95", "TPOT p50", "p95", "handoff", "failed", "wrong")
+
+
 def to_markdown(comparison: Comparison) -> str:
     """The verdict, a table per cell, the targets, what is missing."""
     lines = [f"# {comparison.verdict.headline}", ""]
@@ -60,17 +63,23 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def to_tables(comparison: Comparison) -> list[Table]:
-    """For a terminal: one table per cell, and the targets."""
+    """For a terminal of 80 columns: one table per cell, and the targets that were measured."""
     found = []
     for title, cells in _by_cell(comparison):
-        table = Table(*_HEADERS, title=title, title_justify="left")
+        table = Table("mode", *(_SHORT_HEADERS), title=title, title_justify="left")
+        for column in table.columns[1:]:
+            column.justify = "right"
+            column.no_wrap = True
         for cell in cells:
-            table.add_row(*_fields(cell))
+            table.add_row(cell.mode + (" *" if is_doubtful(cell) else ""), *_short_fields(cell))
         found.append(table)
-    targets = Table("id", "figure", "value", "target", "met", title="Targets", title_justify="left")
-    for target in comparison.targets:
-        targets.add_row(*say_target(target))
-    return [*found, targets]
+    measured = [target for target in comparison.targets if target.value is not None]
+    if measured:
+        targets = Table("id", "figure", "value", "target", "met", title="Targets", title_justify="left")
+        for target in measured:
+            targets.add_row(*say_target(target))
+        found.append(targets)
+    return found
 
 
 def say_target(target: Target) -> tuple[str, str, str, str, str]:
@@ -119,6 +128,18 @@ def _fields(cell: CellSummary) -> tuple[str, ...]:
         _number(cell.post_ms, 1),
         _number(cell.descriptors_per_transfer, 0),
         f"{cell.failed} of {cell.requests}",
+        "-" if cell.corruptions is None else f"{cell.corruptions}",
+    )
+
+
+def _short_fields(cell: CellSummary) -> tuple[str, ...]:
+    return (
+        _figures(cell.ttft_ms, ("p50",), 0),
+        _figures(cell.ttft_ms, ("p95",), 0),
+        _figures(cell.tpot_ms, ("p50",), 2),
+        _figures(cell.tpot_ms, ("p95",), 2),
+        _figures(cell.handoff_ms, ("p50",), 1),
+        f"{cell.failed}",
         "-" if cell.corruptions is None else f"{cell.corruptions}",
     )
 

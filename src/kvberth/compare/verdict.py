@@ -82,9 +82,8 @@ def verdict_of(cells: Sequence[CellSummary], ratios: Sequence[Ratio], bends: Seq
         return Verdict(headline="Nothing was measured to its end.", points=[], doubts=[])
     heavy = max(grid, key=lambda cell: (cell.rate * cell.prompt_tokens, cell.prompt_tokens)).cell
     light = min(grid, key=lambda cell: (cell.rate * cell.prompt_tokens, cell.prompt_tokens)).cell
-    points = [_compare_in(light, "At the lightest load", grid, ratios)]
-    if heavy != light:
-        points.append(_compare_in(heavy, "At the heaviest load", grid, ratios))
+    loads = {"At the lightest load": light, "At the heaviest load": heavy} if heavy != light else {"Here": heavy}
+    points = [_compare_in(name, where, grid, ratios) for where, name in loads.items()]
     points += _bend_words(bends)
     points.append(_right_or_wrong(cells))
     return Verdict(
@@ -108,7 +107,7 @@ def _headline(heavy: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) 
     ]
     place = f"{tokens(best.prompt_tokens)} prompts at {best.rate:g} requests/s"
     if len(equals) == len(_at(heavy, grid)) - 1:
-        return f"No difference here: at the heaviest load, {place}, all modes give the first token equally soon."
+        return f"No difference here: at {place} all modes give the first token equally soon."
     if equals:
         words = " and ".join([say(best.mode), *(say(mode) for mode in equals)])
         return f"At {place}, {words} give the first token soonest, without a difference between them."

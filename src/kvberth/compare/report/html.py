@@ -174,4 +174,4 @@ def _tables(cells: Iterable[CellSummary]) -> list[tuple[str, list[CellSummary]]]
 
 
 def _number(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -7,6 +7,7 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -35,7 +36,7 @@ PARTS = {
 _WINDOW_MS = 1500.0
 _LEAST_GAP_MS = 0.5
 """Below, chunks that came together."""
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kvberth",
     "font.size": 10,

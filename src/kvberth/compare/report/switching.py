@@ -13,18 +13,17 @@ def before_you_switch(comparison: Comparison) -> list[str]:
     points = []
     if comparison.emulated:
         points.append(
-            f"The engines were emulated ({settings['model']}): scheduler, connectors, router and NIXL are real, the time "
-            "of each step is modelled. Nothing is said about kernels, GPU memory or the quality of answers."
+            f"The engines were emulated ({settings['model']}): scheduler, connectors, router and NIXL are real, the "
+            "time of each step is modelled. Nothing is said about kernels, GPU memory or the quality of answers."
         )
-        wire = (
+        points.append(
             "The wire was modelled by bandwidth and latency; contention in a real network was not."
             if settings["emulate_link"]
-            else "The KV cache went through shared memory: the time on a wire, and RDMA hardware, are not in the figures."
+            else "The KV cache went through shared memory: the time on a wire and RDMA hardware are not in the figures."
         )
-        points.append(wire)
         points.append(
-            "Descriptors, their posting and their number are real; the pages behind them are small, so a transfer's bytes "
-            "are not those of the real model."
+            "Descriptors, their number and their posting are real; the pages behind them are small, so a transfer's "
+            "bytes are not those of the real model."
         )
     if not settings["attach"]:
         points.append(
@@ -32,14 +31,14 @@ def before_you_switch(comparison: Comparison) -> list[str]:
         )
     if modes & EMULATED_ONLY and comparison.emulated:
         points.append(
-            "NIXL's progress thread rests 1 ms between rounds in vLLM's modes too. With its default each agent burns a core "
-            "even when idle, and on a machine without cores to spare vLLM's modes would look worse than they are."
+            "NIXL's progress thread rests 1 ms between rounds in vLLM's modes too. With its default each agent burns a "
+            "core even when idle, and without cores to spare vLLM's modes would look worse than they are."
         )
     points += [
         f"One prompt length at a time, {settings['output_tokens']} output tokens, {settings['arrivals']} arrivals, no "
         "cancellations. Try your own traffic: kvberth bench, and kvberth compare --attach on what you run.",
-        "One prefill and one decode worker, or two undivided engines: choosing between several decode workers is not in "
-        "these figures, and it is where pull's late choice and push's early one differ.",
+        "One prefill and one decode worker, or two undivided engines: choosing between several decode workers is not "
+        "in these figures, and it is where pull's late choice and push's early one differ.",
     ]
     if settings["repetitions"] < 3:
         points.append(
@@ -47,7 +46,7 @@ def before_you_switch(comparison: Comparison) -> list[str]:
             "between starts of the engines. Three are the least for a decision."
         )
     points.append(
-        "Failures of engines were not part of it. What each connector does when a worker dies is in kvberth's documents "
+        "Failures of engines were not part of it. What each connector does when a worker dies is in kvberth's "
         "and tests."
     )
     return points
