@@ -75,6 +75,16 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
             rest=max(0.0, rest),
         )
 
+    def busy_ms(self, *, is_streamed: bool) -> float:
+        """How long a transfer can disturb others on the decode worker, on average.
+
+        Args:
+            is_streamed: blocks arrive during the prefill already.
+        """
+        if self.after_prefill_ms is None:
+            return (self.transfer_ms or 0.0) + (self.post_ms or 0.0)
+        return self.after_prefill_ms + (self.prefill_ms or 0.0 if is_streamed else 0.0)
+
 
 def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
     """What was counted in one cell of one mode."""

@@ -10,18 +10,16 @@ import uvloop
 
 from kvberth import bench
 from kvberth.compare.counters import difference, read_counters
-from kvberth.compare.modes import TIMED, Mode, cluster_settings
+from kvberth.compare.journal import read_handoffs
+from kvberth.compare.modes import Mode, cluster_settings
 from kvberth.compare.plan import Cell, Memory, Run
 from kvberth.compare.settings import CompareSettings
 from kvberth.compare.store import Folder, MeasuredCell, now
-from kvberth.compare.timelines import ask_timelines
 from kvberth.compare.traffic import cell_plan, fragmenting_plan, greeting_plan, prefix_plan, settling_plan
 from kvberth.launch import LocalCluster
 
 __all__ = ["Deployment", "deployment", "measure_cells"]
 
-_TIMELINE_SECONDS = 4.0
-_MOST_TIMELINES = 16
 _SETTLE_SECONDS = 0.5
 """An engine's figures follow its work by some steps."""
 
@@ -40,6 +38,10 @@ class Deployment:
     def counters(self) -> dict[str, float]:
         """What its engines have counted so far; nothing is known of those of an attached one."""
         return read_counters(self.cluster.engines) if self.cluster is not None else {}
+
+    def handoffs(self, request_ids: set[str]) -> dict[str, float]:
+        """How long each of these waited behind its prefill; nothing is known of attached ones."""
+        return read_handoffs(self.url, request_ids) if self.cluster is not None else {}
 
     def check(self) -> None:
         """Raises `LaunchError` if a process of it has died."""
@@ -105,9 +107,7 @@ def _measure_cell(settings: CompareSettings, run: Run, cell: Cell, where: Deploy
         result = _send(plan, where.url, file.write)
         time.sleep(_SETTLE_SECONDS)
         counted = difference(where.counters(), before)
-        # Sent again, prompts would be found in a prefix cache.
-        has_timelines = run.mode in TIMED and not run.group.prefix_caching
-        timelines = _timelines(plan, where.url, result.model) if has_timelines else []
+        handoffs = where.handoffs({record.request_id for record in result.records})
         where.check()
         file.finish(
             MeasuredCell(
@@ -116,7 +116,7 @@ def _measure_cell(settings: CompareSettings, run: Run, cell: Cell, where: Deploy
                 repetition=run.repetition,
                 started=started,
                 counters=counted,
-                timelines=timelines,
+                handoffs_ms=handoffs,
                 idle_share=result.summary.idle_share,
                 warnings=result.summary.warnings,
                 num_engines=len(where.cluster.engines) if where.cluster is not None else 0,
@@ -154,13 +154,6 @@ class _Traffic:
         if failed:
             self.where.check()
             raise bench.TargetError(f"{len(failed)} of {len(plan.requests)} warm-up requests failed: {failed[0]}")
-
-
-def _timelines(plan: bench.Plan, url: str, model: str) -> list[dict[str, float]]:
-    """Of the plan's first requests, as many as come within some seconds."""
-    count = sum(each.arrival_seconds < _TIMELINE_SECONDS for each in plan.requests)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ask_timelines(url, model, bench.Plan(plan.requests[: min(count, _MOST_TIMELINES)])))
 
 
 def _send(plan: bench.Plan, url: str, on_record: Callable[[bench.RequestRecord], None]) -> bench.RunResult:

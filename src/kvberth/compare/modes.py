@@ -7,7 +7,7 @@ from typing import Any
 
 from kvberth.launch import ClusterSettings, Connector
 
-__all__ = ["EMULATED_ONLY", "TIMED", "Mode", "cluster_settings", "is_divided", "say"]
+__all__ = ["EMULATED_ONLY", "Mode", "cluster_settings", "is_divided", "say"]
 
 
 class Mode(StrEnum):
@@ -60,9 +60,6 @@ _WAYS = {
 
 EMULATED_ONLY = frozenset(mode for mode, way in _WAYS.items() if way.connector is Connector.VLLM)
 """The router finds engines with vLLM's own connectors only where they are emulated."""
-
-TIMED = frozenset({Mode.PUSH, Mode.PUSH_WHOLE, Mode.PULL})
-"""Their connector tells where a handoff's time went."""
 
 _WORDS = {
     "push": "kvberth push",

@@ -44,7 +44,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
         counters: what the engines counted meanwhile; empty for attached deployments.
         idle_share: of all the machine's cores, from 0 to 1.
         num_engines: of the deployment; 0 if not known.
-        timelines: of some handoffs under the same load, after the cell; kvberth's modes.
+        handoffs_ms: from the prefill worker's answer to the first token, as the router saw it, by request id.
     """
 
     cell: Cell
@@ -55,7 +55,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     idle_share: float | None = None
     warnings: list[str] = []
     num_engines: int = 0
-    timelines: list[dict[str, float]] = []
+    handoffs_ms: dict[str, float] = {}
     records: tuple[RequestRecord, ...] = ()
 
 

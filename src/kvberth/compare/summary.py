@@ -14,10 +14,10 @@ from kvberth.bench import RequestRecord
 from kvberth.compare.answers import differing_answers
 from kvberth.compare.engine_figures import Breakdown, EngineFigures, engine_figures
 from kvberth.compare.gaps import gaps_beside, streams, windows
+from kvberth.compare.modes import Mode
 from kvberth.compare.plan import Cell
 from kvberth.compare.statistics import Estimate, Samples, paired_ratio, percentiles
 from kvberth.compare.store import MeasuredCell
-from kvberth.compare.timelines import handoff_ms, moving_ms
 
 __all__ = ["CellSummary", "Figures", "Ratio", "Stall", "pooled", "ratios_of", "samples_of", "summarise_cell"]
 
@@ -63,8 +63,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
         repetitions: that were measured to their end.
         corruptions: KV contexts that held wrong words; emulated engines only.
         answers_differing: answers that are not those of the other modes to the same request.
-        handoff_ms: per request, from the end of the prefill to the end of the handoff; kvberth's modes, from
-            requests that were sent for it after the cell, at its rate.
+        handoff_ms: from the prefill worker's answer to the first token, as the router saw it.
         beyond_prefill_ms: mean time to first token, less the mean queue and prefill.
         descriptors_per_transfer, bytes_per_transfer, post_ms, transfer_ms: means.
         reserved_block_seconds: per request.
@@ -171,7 +170,9 @@ def summarise_cell(
         tpot_ms=_figures(samples_of(repetitions, "tpot_ms")),
         itl_ms=_figures([[gap for record in _succeeded(each) for gap in record.itl_ms] for each in repetitions]),
         e2e_ms=_figures(samples_of(repetitions, "e2e_ms")),
-        handoff_ms=_figures([[handoff_ms(timeline) for timeline in each.timelines] for each in repetitions]),
+        handoff_ms=_figures(
+            [[each.handoffs_ms.get(record.request_id) for record in _succeeded(each)] for each in repetitions]
+        ),
         **_engine_fields(engines, records),
         stall=_stall(repetitions, engines),
         requests_per_second=speed or 0.0,
@@ -251,8 +252,7 @@ def _stall(repetitions: Sequence[MeasuredCell], engines: EngineFigures) -> Stall
     if not gaps:
         return None
     step = float(np.median(gaps))
-    moving = [ms for each in repetitions for timeline in each.timelines if (ms := moving_ms(timeline)) is not None]
-    busy = float(np.mean(moving)) if moving else (engines.transfer_ms or 0.0) + (engines.post_ms or 0.0)
+    busy = engines.busy_ms(is_streamed=repetitions[0].mode == Mode.PUSH)
     worst = []
     for each in repetitions:
         found = windows(each.records, step_ms=step, transfer_ms=busy)

@@ -135,15 +135,20 @@ def _undisturbed(cells: Sequence[CellSummary]) -> Target:
 
 
 def _to_first_token(cells: Sequence[CellSummary]) -> Target:
-    name = "end of the prefill to the decode worker's first token, 16k at 1/s, p50"
+    name, limit = "the prefill worker's answer to the decode worker's first token, 16k at 1/s, p50", 15.0
     push = _cell(cells, "grid", f"{_LONG}@1", Mode.PUSH)
-    if push is None or push.handoff_ms is None or push.breakdown_ms is None:
-        return _not_measured("T5", name, 15.0, "ms")
-    value = push.handoff_ms.p50 + push.breakdown_ms.first_step
-    note = (
-        "p50 of the handoff plus the mean of the decode worker's first step; without its front end and the wait for a "
+    if push is None or push.handoff_ms is None:
+        return _not_measured("T5", name, limit, "ms")
+    return Target(
+        id="T5",
+        name=name,
+        value=push.handoff_ms.p50,
+        interval=push.handoff_ms.p50_interval,
+        target=limit,
+        unit="ms",
+        met=push.handoff_ms.p50 <= limit,
+        note="as the router sees both; the prefill worker's answer leaves it some ms after its last forward pass",
     )
-    return Target(id="T5", name=name, value=value, target=15.0, unit="ms", met=value <= 15.0, note=note)
 
 
 def _stalls(cells: Sequence[CellSummary]) -> Target:

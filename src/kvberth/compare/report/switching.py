@@ -46,7 +46,6 @@ def before_you_switch(comparison: Comparison) -> list[str]:
             "between starts of the engines. Three are the least for a decision."
         )
     points.append(
-        "Failures of engines were not part of it. What each connector does when a worker dies is in kvberth's "
-        "and tests."
+        "Failures of engines were not part of it. What kvberth does when a worker dies is in its documents and tests."
     )
     return points
