@@ -22,6 +22,8 @@ Samples = Sequence[Sequence[float | None]]
 PERCENTILES = (50, 95, 99)
 _DRAWS = 1000
 _LEVEL = 95.0
+_RESOLUTION = 0.001
+"""Of the records, in their unit. A server that puts all tokens into one chunk has a TPOT of 0."""
 _SEED = 0
 """Of the drawing: the same records give the same report."""
 
@@ -60,7 +62,8 @@ def paired_ratio(numerator: Samples, denominator: Samples) -> tuple[Estimate, ..
 
 
 def _ratio_of_percentiles(above: _Floats, below: _Floats) -> _Floats:
-    ratio: _Floats = np.percentile(above, PERCENTILES, axis=-1) / np.percentile(below, PERCENTILES, axis=-1)
+    upper, lower = (np.maximum(np.percentile(each, PERCENTILES, axis=-1), _RESOLUTION) for each in (above, below))
+    ratio: _Floats = upper / lower
     return ratio
 
 

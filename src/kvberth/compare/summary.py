@@ -16,7 +16,7 @@ from kvberth.compare.engine_figures import Breakdown, EngineFigures, engine_figu
 from kvberth.compare.gaps import gaps_beside, streams, windows
 from kvberth.compare.modes import Mode
 from kvberth.compare.plan import Cell
-from kvberth.compare.statistics import Estimate, Samples, paired_ratio, percentiles
+from kvberth.compare.statistics import PERCENTILES, Estimate, Samples, paired_ratio, percentiles
 from kvberth.compare.store import MeasuredCell
 
 __all__ = ["CellSummary", "Figures", "Ratio", "Stall", "pooled", "ratios_of", "samples_of", "summarise_cell"]
@@ -33,6 +33,17 @@ class Figures(msgspec.Struct, frozen=True):
     p50_interval: tuple[float, float]
     p95_interval: tuple[float, float]
     p99_interval: tuple[float, float]
+
+
+class Gaps(msgspec.Struct, frozen=True):
+    """Medians over repetitions of percentiles of all gaps between chunks.
+
+    They have no intervals: the gaps of one request, and those of its neighbours, are not independent of each other.
+    """
+
+    p50: float
+    p95: float
+    p99: float
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +100,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     transfers_failed: int | None
     ttft_ms: Figures | None
     tpot_ms: Figures | None
-    itl_ms: Figures | None
+    itl_ms: Gaps | None
     e2e_ms: Figures | None
     handoff_ms: Figures | None
     beyond_prefill_ms: float | None
@@ -168,7 +179,7 @@ def summarise_cell(
         transfers_failed=engines.transfers_failed,
         ttft_ms=_figures(samples_of(repetitions, "ttft_ms")),
         tpot_ms=_figures(samples_of(repetitions, "tpot_ms")),
-        itl_ms=_figures([[gap for record in _succeeded(each) for gap in record.itl_ms] for each in repetitions]),
+        itl_ms=_gaps(repetitions),
         e2e_ms=_figures(samples_of(repetitions, "e2e_ms")),
         handoff_ms=_figures(
             [[each.handoffs_ms.get(record.request_id) for record in _succeeded(each)] for each in repetitions]
@@ -202,7 +213,7 @@ def ratios_of(
     found = []
     for metric in metrics:
         estimates = paired_ratio(samples_of(above, metric), samples_of(below, metric)) if both else None
-        for percentile, estimate in zip((50, 95, 99), estimates or (), strict=False):
+        for percentile, estimate in zip(PERCENTILES, estimates or (), strict=False):
             found.append(
                 Ratio(
                     mode=mode[0].mode,
@@ -276,6 +287,12 @@ def _figures(samples: Samples) -> Figures | None:
         return None
     p50, p95, p99 = estimates
     return Figures(p50.value, p95.value, p99.value, _interval(p50), _interval(p95), _interval(p99))
+
+
+def _gaps(repetitions: Sequence[MeasuredCell]) -> Gaps | None:
+    every = [[gap for record in _succeeded(each) for gap in record.itl_ms] for each in repetitions]
+    known = [np.percentile(gaps, PERCENTILES) for gaps in every if gaps]
+    return Gaps(*(float(each) for each in np.median(known, axis=0))) if known else None
 
 
 def _interval(estimate: Estimate) -> tuple[float, float]:
