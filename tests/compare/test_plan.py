@@ -107,6 +107,7 @@ def test_attached_deployments_are_the_modes():
         ({"price_per_gpu_hour": -1.0}, "price_per_gpu_hour: must be 0 or more"),
         ({"emulate": False}, "modes: vllm-pull is for emulated engines"),
         ({"model": ""}, "model: give a model"),
+        ({"attach": {"a/b": "http://h"}, "model": ""}, "attach: 'a/b' is no name for a mode"),
         ({"attach": {"a": "http://h"}}, "attach: running deployments have their models"),
         ({"attach": {"a": "http://h"}, "model": "", "extra": True}, "extra: these cells need engines"),
     ],

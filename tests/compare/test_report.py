@@ -43,8 +43,12 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
-@pytest.fixture
-def page(folder):
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """That of the comparison which `folder` is."""
+    folder = Folder(tmp_path_factory.mktemp("results"))
+    folder.create(manifest(settings()))
+    fill(folder, settings())
     return to_html(load(folder), folder.measured())
 
 

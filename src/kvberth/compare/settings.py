@@ -1,6 +1,7 @@
 """What is to be compared, and on which traffic. Checked once; starts nothing."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from kvberth.bench import Arrivals
 from kvberth.compare.modes import EMULATED_ONLY, Mode
 
 __all__ = ["DEFAULT_MODES", "CompareSettings", "make", "published", "quick"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""It becomes part of file names."""
 
 DEFAULT_MODES = (Mode.PUSH, Mode.PUSH_WHOLE, Mode.PULL, Mode.VLLM_PULL, Mode.VLLM_PUSH, Mode.COLOCATED)
 
@@ -78,6 +82,8 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_modes(self) -> None:
         if self.attach:
+            if wrong := [name for name in self.attach if not _NAME.fullmatch(name)]:
+                raise ValueError(f"attach: {wrong[0]!r} is no name for a mode; use letters, digits, '-', '_' and '.'")
             if self.model:
                 raise ValueError("attach: running deployments have their models; give no model or profile beside them")
             if self.extra:

@@ -45,7 +45,7 @@ def greeting_plan(settings: CompareSettings, repetition: int) -> Plan:
     """Short prompts, with which connections are made and code is loaded, and hardly any memory is touched."""
     return RandomTraffic(
         requests=4,
-        rate=2.0,
+        rate=_RATE,
         prompt_tokens=_GREETING_TOKENS,
         output_tokens=4,
         warmup=0,
