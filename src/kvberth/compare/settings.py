@@ -123,7 +123,7 @@ def make(chosen: Mapping[str, Any]) -> CompareSettings:
 def quick() -> dict[str, Any]:
     """Settings for a first look: under ten minutes on two cores, one repetition of the cells that tell most."""
     return {
-        "modes": (*DEFAULT_MODES, Mode.VLLM_PULL_INLINE),
+        "modes": tuple(mode for mode in Mode if mode not in (Mode.DECODE_ONLY, Mode.VLLM_PUSH_INLINE)),
         "rates": (1.0, 8.0),
         "prompts": (1024, 16384),
         "seconds": 3.0,
@@ -135,4 +135,4 @@ def quick() -> dict[str, Any]:
 
 def published() -> dict[str, Any]:
     """Settings of the published grid: all modes, vLLM's connectors with both ways of posting, and the extra cells."""
-    return {"modes": (*DEFAULT_MODES, Mode.VLLM_PULL_INLINE, Mode.VLLM_PUSH_INLINE), "extra": True}
+    return {"modes": tuple(mode for mode in Mode if mode is not Mode.DECODE_ONLY), "extra": True}

@@ -10,7 +10,7 @@ import msgspec
 from kvberth.bench.statistics import LEAST_IDLE_SHARE
 from kvberth.compare.modes import say
 from kvberth.compare.plan import tokens
-from kvberth.compare.summary import CellSummary, Ratio
+from kvberth.compare.summary import CellSummary, Figures, Ratio
 
 __all__ = ["Bend", "Verdict", "bends_of", "verdict_of"]
 
@@ -92,26 +92,45 @@ def verdict_of(cells: Sequence[CellSummary], ratios: Sequence[Ratio], bends: Seq
 
 
 def _headline(heavy: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) -> str:
-    """Names a winner only where one differs from all others, at the heaviest load."""
+    """At the heaviest load: a mode is named only if no other is better in first tokens or in the ones behind."""
     if wrong := sorted({say(cell.mode) for cell in grid if cell.corruptions}):
         return f"Do not use: {', '.join(wrong)}. Wrong KV was found; see below."
     best = _best(heavy, grid)
     if best is None:
         return "No mode answered at the heaviest load."
-    if len({cell.mode for cell in grid}) == 1:
-        return f"Only {say(best.mode)} was measured; there is nothing to compare it with."
-    equals = [
-        other.mode
-        for other in _at(heavy, grid)
-        if other.mode != best.mode and not _differs(best.mode, other.mode, heavy, ratios)
-    ]
+    everyone = [cell.mode for cell in _at(heavy, grid)]
     place = f"{tokens(best.prompt_tokens)} prompts at {best.rate:g} requests/s"
-    if len(equals) == len(_at(heavy, grid)) - 1:
-        return f"No difference here: at {place} all modes give the first token equally soon."
-    if equals:
-        words = " and ".join([say(best.mode), *(say(mode) for mode in equals)])
-        return f"At {place}, {words} give the first token soonest, without a difference between them."
-    return f"This traffic wants {say(best.mode)}: at {place} it gives the first token soonest."
+    if len(everyone) == 1:
+        return f"Only {say(best.mode)} was measured; there is nothing to compare it with."
+    return _winner(place, len(everyone), *(_leaders(heavy, metric, grid, ratios) for metric in ("ttft_ms", "tpot_ms")))
+
+
+def _winner(place: str, num_modes: int, soonest: Sequence[str], steadiest: Sequence[str]) -> str:
+    """The sentence for those that lead in first tokens, and in the tokens behind."""
+    both = [mode for mode in soonest if mode in steadiest]
+    if len(both) == num_modes:
+        return (
+            f"No difference here: at {place} all modes give first tokens equally soon, and those behind them as fast."
+        )
+    if both:
+        wants = f"This traffic wants {say(both[0])}" if len(both) == 1 else f"Take {_list(both, 'or')}"
+        return f"{wants}: at {place} no mode gives a first token sooner, or the tokens behind it faster."
+    return (
+        f"It depends on what you want: at {place} the first token comes soonest from {_list(soonest, 'and')}, the "
+        f"tokens behind it fastest from {_list(steadiest, 'and')}."
+    )
+
+
+def _leaders(name: str, metric: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) -> list[str]:
+    """The best mode of a cell by the p50 of `metric`, and those that do not differ from it."""
+    sound = _sound(name, grid)
+    best = min(sound, key=lambda cell: _p50(cell, metric))
+    return [cell.mode for cell in sound if cell is best or not _differs(best.mode, cell.mode, name, ratios, metric)]
+
+
+def _list(modes: Sequence[str], word: str) -> str:
+    words = [say(mode) for mode in modes]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {word} {words[-1]}"
 
 
 def _compare_in(name: str, where: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) -> str:
@@ -119,32 +138,39 @@ def _compare_in(name: str, where: str, grid: Sequence[CellSummary], ratios: Sequ
     best = _best(name, grid)
     if best is None or best.ttft_ms is None or best.tpot_ms is None:
         return ""
-    others = [cell for cell in _at(name, grid) if cell.mode != best.mode and cell.ttft_ms is not None]
+    others = [cell for cell in _at(name, grid) if cell.mode != best.mode and cell.ttft_ms and cell.tpot_ms]
     if not others:
         return ""
     place = f"{where} ({tokens(best.prompt_tokens)} prompts, {best.rate:g}/s)"
     apart = [cell for cell in others if _differs(best.mode, cell.mode, name, ratios)]
     if not apart:
-        return f"{place} there is no difference: all modes give the first token in about {best.ttft_ms.p50:.0f} ms."
-    slower = ", ".join(
-        f"{say(cell.mode)} {cell.ttft_ms.p50:,.0f} ms" for cell in sorted(apart, key=_ttft) if cell.ttft_ms is not None
-    )
-    same = [say(cell.mode) for cell in others if cell not in apart]
-    text = (
-        f"{place} {say(best.mode)} gives the first token in {best.ttft_ms.p50:,.0f} ms (median) and a token every "
-        f"{best.tpot_ms.p50:.1f} ms; later are {slower}"
-    )
-    return f"{text}; no difference to {', '.join(same)}." if same else f"{text}."
+        words = f"{place} first tokens come equally soon in all modes, in about {best.ttft_ms.p50:,.0f} ms"
+    else:
+        later = ", ".join(f"{say(cell.mode)} {_ttft(cell):,.0f}" for cell in sorted(apart, key=_ttft))
+        same = [say(cell.mode) for cell in others if cell not in apart]
+        words = f"{place} first tokens come soonest from {say(best.mode)}, in {best.ttft_ms.p50:,.0f} ms (median)"
+        words += f", with no difference to {', '.join(same)}" if same else ""
+        words += f"; later come {later}"
+    rates = [_p50(cell, "tpot_ms") for cell in (best, *others)]
+    low, high = min(rates), max(rates)
+    if high < low * 1.03:
+        return f"{words}. The tokens behind them come every {low:.1f} ms in all modes."
+    slowest = max((best, *others), key=lambda cell: _p50(cell, "tpot_ms"))
+    return f"{words}. The tokens behind them come every {low:.1f} to {high:.1f} ms ({say(slowest.mode)})."
 
 
 def _bend_words(bends: Sequence[Bend]) -> list[str]:
-    """Who does not keep pace, and where."""
-    words = [
-        f"{say(bend.mode)} does not keep pace with {tokens(bend.prompt_tokens)} prompts at {bend.rate:g}/s: {bend.why}."
-        for bend in bends
-        if bend.rate is not None
-    ]
-    return words or ["All modes keep their pace at all rates that were measured: no curve bends."] if bends else []
+    """Who does not keep pace, and where: a sentence per mode."""
+    if not bends:
+        return []
+    found: dict[str, list[str]] = {}
+    for bend in bends:
+        if bend.rate is not None:
+            found.setdefault(bend.mode, []).append(
+                f"with {tokens(bend.prompt_tokens)} prompts from {bend.rate:g}/s on ({bend.why})"
+            )
+    words = [f"{say(mode)} does not keep pace {', '.join(where)}." for mode, where in found.items()]
+    return words or ["All modes keep their pace at all rates that were measured: no curve bends."]
 
 
 def _right_or_wrong(cells: Sequence[CellSummary]) -> str:
@@ -173,21 +199,34 @@ def _at(name: str, grid: Sequence[CellSummary]) -> list[CellSummary]:
     return [cell for cell in grid if cell.cell == name]
 
 
+def _sound(name: str, grid: Sequence[CellSummary]) -> list[CellSummary]:
+    """The modes that failed nothing and were right: only these can be recommended."""
+    return [
+        cell
+        for cell in _at(name, grid)
+        if cell.ttft_ms is not None and cell.tpot_ms is not None and not cell.failed and not cell.corruptions
+    ]
+
+
 def _best(name: str, grid: Sequence[CellSummary]) -> CellSummary | None:
-    """The soonest first token among the modes that failed nothing and were right."""
-    sound = [cell for cell in _at(name, grid) if cell.ttft_ms is not None and not cell.failed and not cell.corruptions]
-    return min(sound, key=_ttft, default=None)
+    """The soonest first token among them."""
+    return min(_sound(name, grid), key=_ttft, default=None)
 
 
 def _ttft(cell: CellSummary) -> float:
-    assert cell.ttft_ms is not None
-    return cell.ttft_ms.p50
+    return _p50(cell, "ttft_ms")
 
 
-def _differs(mode: str, other: str, cell: str, ratios: Sequence[Ratio]) -> bool:
-    """Whether the p50 of TTFT does; a pair that was not compared counts as no difference."""
+def _p50(cell: CellSummary, metric: str) -> float:
+    figures = getattr(cell, metric)
+    assert isinstance(figures, Figures)
+    return figures.p50
+
+
+def _differs(mode: str, other: str, cell: str, ratios: Sequence[Ratio], metric: str = "ttft_ms") -> bool:
+    """Whether the p50 of `metric` does; a pair that was not compared counts as no difference."""
     for ratio in ratios:
-        is_cell = (ratio.group, ratio.cell, ratio.metric, ratio.percentile) == ("grid", cell, "ttft_ms", 50)
+        is_cell = (ratio.group, ratio.cell, ratio.metric, ratio.percentile) == ("grid", cell, metric, 50)
         if is_cell and {ratio.mode, ratio.baseline} == {mode, other}:
             return ratio.is_difference
     return False

@@ -8,10 +8,10 @@ import jinja2
 import kvberth
 from kvberth.compare.comparison import Comparison
 from kvberth.compare.gaps import streams, windows
-from kvberth.compare.modes import Mode, say
+from kvberth.compare.modes import Mode, explain, say
 from kvberth.compare.plan import tokens
 from kvberth.compare.report import plots
-from kvberth.compare.report.palette import places
+from kvberth.compare.report.palette import Look, looks
 from kvberth.compare.report.switching import before_you_switch
 from kvberth.compare.store import MeasuredCell
 from kvberth.compare.summary import CellSummary, Figures, Ratio
@@ -39,20 +39,26 @@ def to_html(comparison: Comparison, measured: Sequence[MeasuredCell] = ()) -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _number, "say": say, "cell_title": cell_title, "doubtful": is_doubtful}
+    environment.filters |= {
+        "number": _number,
+        "say": say,
+        "explain": explain,
+        "cell_title": cell_title,
+        "doubtful": is_doubtful,
+    }
     modes = list(dict.fromkeys(cell.mode for cell in comparison.cells))
-    where = places(modes)
+    drawn = looks(modes)
     grid = [cell for cell in comparison.cells if cell.group == "grid"]
     return environment.get_template("page.html.j2").render(
         comparison=comparison,
         version=kvberth.__version__,
         modes=[mode for mode in modes if any(cell.mode == mode for cell in grid)],
-        places=where,
+        looks=drawn,
         heat_maps=_heat_maps(comparison, grid),
-        curves=_curves(grid, comparison.bends, where),
+        curves=_curves(grid, comparison.bends, drawn),
         parts=list(plots.PARTS.values()),
         breakdowns=_breakdowns(grid),
-        strips=_strips(grid, measured, where),
+        strips=_strips(grid, measured, drawn),
         heaviest=_extreme(grid, max),
         tables=_tables(comparison.cells),
         has_costs=any(cell.cost_per_request is not None for cell in grid),
@@ -68,7 +74,7 @@ def _extreme(grid: Sequence[CellSummary], pick: Any) -> str | None:
 
 
 def _heat_maps(comparison: Comparison, grid: Sequence[CellSummary]) -> list[dict[str, Any]]:
-    """The first mode over each of the others: a map for TTFT and one for TPOT."""
+    """The first mode over each of the others: for each of these a map for TTFT and one for TPOT."""
     modes = list(dict.fromkeys(cell.mode for cell in grid))
     if len(modes) < 2:
         return []
@@ -80,20 +86,36 @@ def _heat_maps(comparison: Comparison, grid: Sequence[CellSummary]) -> list[dict
     }
     rates = sorted({cell.rate for cell in grid})
     prompts = sorted({cell.prompt_tokens for cell in grid})
-    found = []
-    for baseline in modes[1:]:
-        for metric, title, digits in (("ttft_ms", "TTFT p50", 0), ("tpot_ms", "TPOT p50", 1)):
-            rows = []
-            for prompt in prompts:
-                row = []
-                for rate in rates:
-                    name = f"{prompt}@{rate:g}"
-                    own, other = by_mode.get((modes[0], name)), by_mode.get((baseline, name))
-                    ratio = table.get((baseline, name, metric))
-                    row.append(_heat(ratio, own, other, metric, digits))
-                rows.append((tokens(prompt), row))
-            found.append({"title": title, "mode": modes[0], "baseline": baseline, "rates": rates, "rows": rows})
-    return found
+    return [
+        {
+            "mode": modes[0],
+            "baseline": baseline,
+            "rates": rates,
+            "maps": [
+                (
+                    title,
+                    [
+                        (
+                            tokens(prompt),
+                            [
+                                _heat(
+                                    table.get((baseline, f"{prompt}@{rate:g}", metric)),
+                                    by_mode.get((modes[0], f"{prompt}@{rate:g}")),
+                                    by_mode.get((baseline, f"{prompt}@{rate:g}")),
+                                    metric,
+                                    digits,
+                                )
+                                for rate in rates
+                            ],
+                        )
+                        for prompt in prompts
+                    ],
+                )
+                for metric, title, digits in (("ttft_ms", "TTFT p50", 0), ("tpot_ms", "TPOT p50", 1))
+            ],
+        }
+        for baseline in modes[1:]
+    ]
 
 
 def _heat(
@@ -111,12 +133,12 @@ def _heat(
         "interval": f"{ratio.low:.2f} to {ratio.high:.2f}",
         "kind": "same" if not ratio.is_difference else "better" if ratio.value < 1 else "worse",
         "strength": round(strength * 100),
-        "both": f"{_number(ours, digits)} / {_number(theirs, digits)} ms",
+        "both": f"{_number(ours, digits)}/{_number(theirs, digits)}",
         "doubtful": is_doubtful(own) or is_doubtful(other),
     }
 
 
-def _curves(grid: Sequence[CellSummary], bends: Sequence[Bend], where: Mapping[str, int]) -> list[str]:
+def _curves(grid: Sequence[CellSummary], bends: Sequence[Bend], drawn: Mapping[str, Look]) -> list[str]:
     """TTFT p95 and TPOT p50 over the rate, for each prompt length; nothing where there is one rate only."""
     if len({cell.rate for cell in grid}) < 2:
         return []
@@ -131,7 +153,7 @@ def _curves(grid: Sequence[CellSummary], bends: Sequence[Bend], where: Mapping[s
                     curves.setdefault(cell.mode, []).append((cell.rate, getattr(figures, percentile), *interval))
             if curves:
                 of_length = [bend for bend in bends if bend.prompt_tokens == prompt] if metric == "ttft_ms" else []
-                found.append(plots.metric_by_rate(f"{title}, {tokens(prompt)} prompts", "ms", curves, where, of_length))
+                found.append(plots.metric_by_rate(f"{title}, {tokens(prompt)} prompts", "ms", curves, drawn, of_length))
     return found
 
 
@@ -146,7 +168,7 @@ def _breakdowns(grid: Sequence[CellSummary]) -> list[str]:
     return found
 
 
-def _strips(grid: Sequence[CellSummary], measured: Sequence[MeasuredCell], where: Mapping[str, int]) -> list[str]:
+def _strips(grid: Sequence[CellSummary], measured: Sequence[MeasuredCell], drawn: Mapping[str, Look]) -> list[str]:
     """Single gaps in the heaviest cell, of the modes that differ most in kind, on one scale."""
     name = _extreme(grid, max)
     of_cell = {cell.mode: cell for cell in grid if cell.cell == name and cell.stall is not None}
@@ -161,7 +183,7 @@ def _strips(grid: Sequence[CellSummary], measured: Sequence[MeasuredCell], where
         )
         if first is not None:
             transfers = windows(first.records, step_ms=stall.step_ms, transfer_ms=stall.transfer_ms)
-            found.append(plots.gaps_over_time(say(mode), streams(first.records), transfers, where[mode], highest))
+            found.append(plots.gaps_over_time(say(mode), streams(first.records), transfers, drawn[mode], highest))
     return found
 
 

@@ -16,11 +16,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvberth.compare.gaps import Stream, Window
 from kvberth.compare.modes import say
-from kvberth.compare.report.palette import BAND, FAINT, INK, STYLES, mode_colour, part_colour, themed
+from kvberth.compare.report.palette import BAND, FAINT, INK, Look, part_colour, themed
 from kvberth.compare.summary import CellSummary
 from kvberth.compare.verdict import Bend
 
@@ -64,7 +64,7 @@ def metric_by_rate(
     title: str,
     unit: str,
     curves: Mapping[str, Sequence[tuple[float, float, float, float]]],
-    places: Mapping[str, int],
+    looks: Mapping[str, Look],
     bends: Sequence[Bend] = (),
 ) -> str:
     """One line per mode over the rate, with its intervals and its bend.
@@ -76,23 +76,13 @@ def metric_by_rate(
     with _figure(4.2, 3.0) as (figure, axes):
         for mode, points in curves.items():
             rates, values, lows, highs = np.array(points).T
-            colour = mode_colour(places[mode])
-            style = STYLES[places[mode] % len(STYLES)]
+            colour = looks[mode].colour
             axes.fill_between(rates, lows, highs, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(rates, values, style, color=colour, marker="o", markersize=3.5, linewidth=1.8)
+            axes.plot(rates, values, looks[mode].style, color=colour, marker="o", markersize=3.5, linewidth=1.8)
             at = next((bend.rate for bend in bends if bend.mode == mode), None)
             if at is not None and at in rates:
                 bent = values[list(rates).index(at)]
                 axes.plot([at], [bent], "o", markersize=11, fillstyle="none", color=colour, markeredgewidth=1.6)
-                axes.annotate(
-                    "bend",
-                    (at, bent),
-                    textcoords="offset points",
-                    xytext=(-9, 0),
-                    ha="right",
-                    va="center",
-                    color=colour,
-                )
         every = sorted({point[0] for points in curves.values() for point in points})
         axes.set_xscale("log", base=2)
         axes.set_xticks(every, [f"{rate:g}" for rate in every])
@@ -124,7 +114,7 @@ def breakdown_bars(title: str, cells: Sequence[CellSummary]) -> str:
 
 
 def gaps_over_time(
-    title: str, streams: Sequence[Stream], transfers: Sequence[Window], place: int, highest_ms: float
+    title: str, streams: Sequence[Stream], transfers: Sequence[Window], look: Look, highest_ms: float
 ) -> str:
     """Each gap between two tokens as a bar as long as the gap and as high, over a part of the measurement.
 
@@ -145,7 +135,7 @@ def gaps_over_time(
         vertices = np.array(segments).reshape(-1, 2) if segments else np.zeros((0, 2))
         codes = [Path.MOVETO, Path.LINETO] * len(segments)
         if segments:
-            path = PathPatch(Path(vertices, codes), edgecolor=mode_colour(place), facecolor="none", linewidth=1.6)
+            path = PathPatch(Path(vertices, codes), edgecolor=look.colour, facecolor="none", linewidth=1.6)
             axes.add_patch(path)
         axes.set(xlim=(0, _WINDOW_MS), ylim=(2, max(20.0, highest_ms)), xlabel="ms", ylabel="gap, ms")
         axes.set_yscale("log")
@@ -164,6 +154,7 @@ def _log_scale_if_wide(axes: Axes, values: Sequence[float]) -> None:
 
 def _plain_numbers(axes: Axes) -> None:
     """1,000 and not 10^3."""
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
