@@ -96,3 +96,17 @@ def test_t11_is_about_pull():
     cells = [at(8.0, 90.0, 5.0, mode="pull"), at(8.0, 100.0, 10.0, mode="vllm-pull-inline")]
     ttft, tpot = find(targets(*cells), "T11")
     assert (ttft.value, tpot.value, ttft.met, tpot.met) == (pytest.approx(0.9), pytest.approx(0.5), True, True)
+
+
+def test_a_baseline_that_lost_its_transfers_is_no_baseline():
+    """To be faster than a handoff that failed and was computed again is nothing."""
+    lost = {
+        "decode/vllm:nixl_num_descriptors_count": 3.0,
+        "decode/vllm:nixl_num_descriptors_sum": 300.0,
+        "decode/vllm:nixl_num_failed_transfers_total": 1.0,
+    }
+    cells = [at(4.0, 50.0), at(4.0, 3000.0, mode="vllm-pull", counters=lost)]
+    (found,) = find(targets(*cells), "T1", "vLLM pull")
+    assert (found.value, found.met, found.note) == (None, None, "not measured")
+    verdict = compute(manifest(settings(rates=(4.0,))), cells, [], {}).verdict
+    assert verdict.doubts[0].startswith("vLLM pull: 1 requests were answered without their transfer")

@@ -1,5 +1,6 @@
 """`kvberth report`: a comparison's report again, from its records."""
 
+import importlib
 import importlib.util
 from enum import StrEnum
 from pathlib import Path
@@ -43,10 +44,11 @@ def report(
 
 
 def needs_report_packages() -> None:
-    """Say so before anything is measured."""
+    """That a report cannot be made is found out before anything is measured."""
     lacking = [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
     if lacking:
         raise BadSettings(f"{' and '.join(lacking)} must be installed for the report: pip install 'kvberth[compare]'")
+    importlib.import_module("kvberth.compare.report")
 
 
 def write_report(folder: "Folder", *, price_per_gpu_hour: float | None = None) -> "Comparison":

@@ -35,6 +35,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Sums and means over the repetitions of a cell; None is what its engines do not count.
 
     Attributes:
+        transfers: that completed and moved something.
         reserved_block_seconds: sum.
         post_ms, transfer_ms: means per transfer; the latter is NIXL's clock, of vLLM's connectors.
         after_prefill_ms: mean per transfer, of kvberth's.
@@ -44,6 +45,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     corruptions: int | None = None
     preemptions: int | None = None
+    transfers: int | None = None
     transfers_failed: int | None = None
     reserved_block_seconds: float | None = None
     descriptors_per_transfer: float | None = None
@@ -108,6 +110,7 @@ def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
     return EngineFigures(
         corruptions=round(_sum(total, "kvberth:emulator_corruptions_total")) if emulated else None,
         preemptions=round(_sum(total, "vllm:num_preemptions_total")),
+        transfers=round(transfers) if divided else None,
         transfers_failed=round(failed) if divided else None,
         reserved_block_seconds=(
             _sum(total, "kvberth:reserved_block_seconds_total") if divided and not has_vllm else None

@@ -51,7 +51,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         transfers: those beside which another request was being answered.
-        step_ms: the median gap of the cell: a decode step.
+        step_ms: the median TPOT of the cell: a decode step.
         transfer_ms: how long a transfer was taken to keep the decode worker.
         p50_ms, p99_ms: of the gaps.
         p99_steps: how much longer than a step the p99 is, in steps.
@@ -73,6 +73,8 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
         prefix_hit: the share of each prompt that the caches had, from 0 to 1.
         repetitions: that were measured to their end.
         corruptions: KV contexts that held wrong words; emulated engines only.
+        transfers, transfers_failed: that completed, and that did not. With fewer completed than answers, a decode
+            worker has computed prompts itself.
         answers_differing: answers that are not those of the other modes to the same request.
         handoff_ms: from the prefill worker's answer to the first token, as the router saw it.
         beyond_prefill_ms: mean time to first token, less the mean queue and prefill.
@@ -97,6 +99,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     corruptions: int | None
     answers_differing: int
     preemptions: int | None
+    transfers: int | None
     transfers_failed: int | None
     ttft_ms: Figures | None
     tpot_ms: Figures | None
@@ -117,6 +120,11 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_million_tokens: float | None
     idle_share: float | None
     warnings: list[str]
+
+    @property
+    def has_lost_transfers(self) -> bool:
+        """Whether answers were given without the handoff that was to be measured."""
+        return self.transfers is not None and self.transfers < self.requests - self.failed
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +184,7 @@ def summarise_cell(
         corruptions=engines.corruptions,
         answers_differing=sum(differing_answers(mode, each.repetition, others) for each in repetitions),
         preemptions=engines.preemptions,
+        transfers=engines.transfers,
         transfers_failed=engines.transfers_failed,
         ttft_ms=_figures(samples_of(repetitions, "ttft_ms")),
         tpot_ms=_figures(samples_of(repetitions, "tpot_ms")),
@@ -259,10 +268,10 @@ def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> 
 
 
 def _stall(repetitions: Sequence[MeasuredCell], engines: EngineFigures) -> Stall | None:
-    gaps = [gap for each in repetitions for record in _succeeded(each) for gap in record.itl_ms]
-    if not gaps:
+    # Not the median gap: on a busy machine most chunks may come together with another, with no gap between them.
+    step = _median(record.tpot_ms for each in repetitions for record in _succeeded(each))
+    if not step:
         return None
-    step = float(np.median(gaps))
     busy = engines.busy_ms(is_streamed=repetitions[0].mode == Mode.PUSH)
     worst = []
     for each in repetitions:

@@ -1,6 +1,7 @@
 """The project's own targets for a comparison, computed from its cells. Pure.
 
-A target that was not measured says so; one that was missed is reported as missed.
+A target that was not measured says so; one that was missed is reported as missed. A mode that lost transfers in a cell
+was not measured there: to be faster than a handoff that does not work is nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,12 @@ Ratios = Mapping[tuple[str, str, str, str, str, int], Ratio]
 
 def targets_of(cells: Sequence[CellSummary], ratios: Sequence[Ratio]) -> list[Target]:
     """All targets that a comparison can tell, met or not."""
-    table = {(each.group, each.cell, each.mode, each.baseline, each.metric, each.percentile): each for each in ratios}
+    broken = {(each.group, each.cell, each.mode) for each in cells if each.has_lost_transfers}
+    table = {
+        (each.group, each.cell, each.mode, each.baseline, each.metric, each.percentile): each
+        for each in ratios
+        if not broken & {(each.group, each.cell, each.mode), (each.group, each.cell, each.baseline)}
+    }
     return [
         *_against_vllm("T1", "TTFT p50, 16k at 4/s", table, ("grid", f"{_LONG}@4"), "ttft_ms", 50, (0.58, 0.60)),
         *_against_vllm(

@@ -96,7 +96,7 @@ def say_target(target: Target) -> tuple[str, str, str, str, str]:
 
 def is_doubtful(cell: CellSummary) -> bool:
     """Whether its figures show the machine as well; such cells get an asterisk."""
-    return bool(cell.warnings)
+    return bool(cell.warnings) or cell.has_lost_transfers
 
 
 def cell_title(cell: CellSummary) -> str:

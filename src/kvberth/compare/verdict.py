@@ -186,13 +186,22 @@ def _right_or_wrong(cells: Sequence[CellSummary]) -> str:
 
 
 def _doubts(cells: Sequence[CellSummary]) -> list[str]:
+    doubts = []
+    lost = [cell for cell in cells if cell.has_lost_transfers]
+    if lost:
+        count = sum(cell.requests - cell.failed - (cell.transfers or 0) for cell in lost)
+        doubts.append(
+            f"{_list(list(dict.fromkeys(cell.mode for cell in lost)), 'and')}: {count} requests were answered without "
+            "their transfer, since it failed and the decode worker computed the prompt itself. The figures of these "
+            "cells are not those of a handoff that works; look into the engines' logs."
+        )
     busy = [cell for cell in cells if cell.idle_share is not None and cell.idle_share < LEAST_IDLE_SHARE]
-    if not busy:
-        return []
-    return [
-        f"In {len(busy)} of {len(cells)} cells less than {LEAST_IDLE_SHARE:.0%} of the machine was idle: their figures "
-        "show the machine as well. They are marked with an asterisk."
-    ]
+    if busy:
+        doubts.append(
+            f"In {len(busy)} of {len(cells)} cells less than {LEAST_IDLE_SHARE:.0%} of the machine was idle: their "
+            "figures show the machine as well. They are marked with an asterisk."
+        )
+    return doubts
 
 
 def _at(name: str, grid: Sequence[CellSummary]) -> list[CellSummary]:
@@ -200,11 +209,13 @@ def _at(name: str, grid: Sequence[CellSummary]) -> list[CellSummary]:
 
 
 def _sound(name: str, grid: Sequence[CellSummary]) -> list[CellSummary]:
-    """The modes that failed nothing and were right: only these can be recommended."""
+    """The modes that failed nothing, were right, and did hand over: only these can be recommended."""
     return [
         cell
         for cell in _at(name, grid)
-        if cell.ttft_ms is not None and cell.tpot_ms is not None and not cell.failed and not cell.corruptions
+        if cell.ttft_ms is not None
+        and cell.tpot_ms is not None
+        and not (cell.failed or cell.corruptions or cell.has_lost_transfers)
     ]
 
 
