@@ -63,6 +63,8 @@ class Control:
         self._context.term()
 
     def _send(self, engine: EngineInfo, rank: int, message: Message) -> None:
+        if not engine.hears_router:
+            return
         socket = self._socket(f"{engine.control_host}:{engine.control_port + rank}")
         sending = cast("asyncio.Future[None]", socket.send(encode(message), zmq.NOBLOCK))  # tried at once
         if sending.done() and sending.exception() is not None:

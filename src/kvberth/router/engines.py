@@ -41,13 +41,18 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of itself; the control address is where a prefill worker takes registrations."""
+    """What an engine says of itself; the control address is where a prefill worker takes registrations.
+
+    `hears_router` is false where another connector listens at that address: vLLM's own ends its listener, and with it
+    all its handshakes, at the first message that it does not expect.
+    """
 
     role: Role
     engine_id: str
     control_host: str
     control_port: int
     tp_size: int
+    hears_router: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -180,6 +185,7 @@ def parse_engine_info(metrics_text: str, expected: Role | None = None) -> Engine
             control_host=labels["control_host"] if is_prefill else "",
             control_port=int(labels["control_port"]) if is_prefill else 0,
             tp_size=int(labels["tp_size"]),
+            hears_router="protocol_version" in labels,
         )
     except KeyError as error:
         raise ValueError(f"{_INFO_METRIC} has no label {error}") from error
