@@ -110,3 +110,4 @@ def test_a_baseline_that_lost_its_transfers_is_no_baseline():
     assert (found.value, found.met, found.note) == (None, None, "not measured")
     verdict = compute(manifest(settings(rates=(4.0,))), cells, [], {}).verdict
     assert verdict.doubts[0].startswith("vLLM pull: 1 requests were answered without their transfer")
+    assert verdict.headline == "Only kvberth push was measured; there is nothing to compare it with."

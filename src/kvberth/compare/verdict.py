@@ -98,7 +98,7 @@ def _headline(heavy: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) 
     best = _best(heavy, grid)
     if best is None:
         return "No mode answered at the heaviest load."
-    everyone = [cell.mode for cell in _at(heavy, grid)]
+    everyone = [cell.mode for cell in _at(heavy, grid) if not cell.has_lost_transfers]
     place = f"{tokens(best.prompt_tokens)} prompts at {best.rate:g} requests/s"
     if len(everyone) == 1:
         return f"Only {say(best.mode)} was measured; there is nothing to compare it with."
@@ -138,7 +138,11 @@ def _compare_in(name: str, where: str, grid: Sequence[CellSummary], ratios: Sequ
     best = _best(name, grid)
     if best is None or best.ttft_ms is None or best.tpot_ms is None:
         return ""
-    others = [cell for cell in _at(name, grid) if cell.mode != best.mode and cell.ttft_ms and cell.tpot_ms]
+    others = [
+        cell
+        for cell in _at(name, grid)
+        if cell.mode != best.mode and cell.ttft_ms and cell.tpot_ms and not cell.has_lost_transfers
+    ]
     if not others:
         return ""
     place = f"{where} ({tokens(best.prompt_tokens)} prompts, {best.rate:g}/s)"

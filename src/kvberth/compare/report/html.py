@@ -124,6 +124,8 @@ def _heat(
     """One field of a heat map; without colour where there is no difference."""
     if ratio is None or own is None or other is None:
         return None
+    if own.has_lost_transfers or other.has_lost_transfers:
+        return {"kind": "lost"}
     strength = 0.0
     if ratio.is_difference:
         strength = min(1.0, abs(1 - min(ratio.value, 1 / ratio.value)) / _DARKEST)

@@ -96,7 +96,7 @@ def metric_by_rate(
 def breakdown_bars(title: str, cells: Sequence[CellSummary]) -> str:
     """One bar per mode: where the mean time to first token went."""
     shown = [(cell, cell.breakdown_ms) for cell in cells if cell.breakdown_ms is not None]
-    with _figure(6.4, 0.9 + 0.42 * len(shown)) as (figure, axes):
+    with _figure(5.0, 0.9 + 0.36 * len(shown)) as (figure, axes):
         for row, (_, breakdown) in enumerate(shown):
             start = 0.0
             for place, part in enumerate(PARTS):
@@ -107,7 +107,7 @@ def breakdown_bars(title: str, cells: Sequence[CellSummary]) -> str:
         axes.set_yticks(range(len(shown)), [say(cell.mode) for cell, _ in shown])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.margins(x=0.14)
+        axes.margins(x=0.18)
         axes.set(xlabel="ms")
         axes.set_title(title)
         return _svg(figure)
