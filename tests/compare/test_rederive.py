@@ -14,7 +14,7 @@ def rederive(raw: Path, mode: str, cell: str) -> tuple[float, float]:
     medians = []
     for path in sorted(raw.glob(f"r*-grid-{mode}-{cell}.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        answered = [line for line in lines if line["error"] is None]
+        answered = [line for line in lines if line["error"] is None and not line["cancelled"]]
         medians.append([median(line[name] for line in answered) for name in ("ttft_ms", "tpot_ms")])
     ttft, tpot = zip(*medians, strict=True)
     return median(ttft), median(tpot)

@@ -53,3 +53,14 @@ def test_fragmenting_traffic_uses_the_memory_more_than_once():
     lengths = [len(each.prompt_token_ids) for each in fragmenting_plan(settings(), 0).requests]
     assert sum(lengths) > 300_000
     assert np.std(lengths) > 2000
+
+
+def test_cancellations_are_the_same_for_all_modes():
+    """Who goes away, and when, is part of the traffic; prefixes change nothing about it."""
+    of = cell(prompt_tokens=64, requests=40, output_tokens=9)
+    shared = cell(prompt_tokens=64, requests=40, output_tokens=9, shared_tokens=48)
+    for each in (of, shared):
+        plans = [cell_plan(settings(cancel_share=0.5), each, 0) for _ in range(2)]
+        first, again = ([request.cancellation for request in plan.requests] for plan in plans)
+        assert first == again
+        assert 8 < sum(cancellation is not None for cancellation in first) < 32

@@ -85,6 +85,16 @@ def test_a_mode_that_fails_does_not_win():
     assert any("1 of 8 requests failed" in point for point in verdict.points)
 
 
+def test_cancelled_requests_are_neither_failures_nor_figures():
+    """Their times are left out, and their number is said."""
+    gone = record(3, 5000.0, cancelled=True, tpot_ms=None, e2e_ms=None, text_sha256=None)
+    push = measured(records=[record(0), record(1), record(2), gone])
+    comparison = compared(push, measured(mode="vllm-pull"), rates=(8.0,))
+    cell_of_push = comparison.cells[0]
+    assert (cell_of_push.failed, cell_of_push.cancelled, cell_of_push.ttft_ms.p99) == (0, 1, 100.0)
+    assert any("1 were cancelled by their clients, as planned" in point for point in comparison.verdict.points)
+
+
 def test_answers_that_differ_are_said():
     """Even if nothing else is wrong."""
     odd = [record(index, text_sha256="other") for index in range(4)]

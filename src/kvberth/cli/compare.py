@@ -50,6 +50,9 @@ def compare(
     prompts: Annotated[str | None, typer.Option(metavar="TOKENS,...", help="Prompt lengths [1024,4096,16384].")] = None,
     output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 128,
     arrivals: Annotated[Arrivals, typer.Option(help="Random gaps, or a fixed rate.")] = Arrivals.UNIFORM,
+    cancel_share: Annotated[
+        float, typer.Option(help="Of the requests, from 0 to 1, that clients give up in the middle of the answer.")
+    ] = 0.0,
     seconds: Annotated[float | None, typer.Option(help="Of sending, per cell [12].")] = None,
     repetitions: Annotated[
         int | None, typer.Option(help="Each with fresh engines, modes in another order [3].")
@@ -84,6 +87,7 @@ def compare(
         "repetitions": repetitions,
         "output_tokens": output_tokens,
         "arrivals": str(arrivals),
+        "cancel_share": cancel_share,
         "seed": seed,
         "emulate_link": emulate_link,
         "engine_args": tuple(engine_arg or ()),

@@ -27,6 +27,7 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
         modes: what to compare, by name.
         rates: requests per second.
         prompts: tokens per prompt. Each rate is measured with each.
+        cancel_share: of the requests, from 0 to 1, that their clients give up in the middle of the answer.
         seconds: how long to send per cell; `least_requests` and more are sent in any case.
         repetitions: how often all of it is measured, with fresh engines each time.
         extra: the cells of the published grid beside it: prefix caches and fragmented memory, chunks of 4,096 tokens,
@@ -49,6 +50,7 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[int, ...] = (1024, 4096, 16384)
     output_tokens: int = 128
     arrivals: Arrivals = Arrivals.UNIFORM
+    cancel_share: float = 0.0
     seconds: float = 12.0
     least_requests: int = 16
     repetitions: int = 3
@@ -77,6 +79,8 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: must be {lowest} or more, not {getattr(self, name)}")
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds: must be above 0, not {self.seconds:g}")
+        if not 0 <= self.cancel_share < 1:
+            raise ValueError(f"cancel_share: must be 0 or more and below 1, not {self.cancel_share:g}")
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise ValueError(f"price_per_gpu_hour: must be 0 or more, not {self.price_per_gpu_hour:g}")
 

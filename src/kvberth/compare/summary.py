@@ -72,6 +72,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
         cell: its name within its group.
         prefix_hit: the share of each prompt that the caches had, from 0 to 1.
         repetitions: that were measured to their end.
+        cancelled: requests whose client went away, as was planned; they are in no figure of time.
         corruptions: KV contexts that held wrong words; emulated engines only.
         transfers, transfers_failed: that completed, and that did not. With fewer completed than answers, a decode
             worker has computed prompts itself.
@@ -96,6 +97,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     failed: int
     failures: dict[str, int]
+    cancelled: int
     corruptions: int | None
     answers_differing: int
     preemptions: int | None
@@ -124,7 +126,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_lost_transfers(self) -> bool:
         """Whether answers were given without the handoff that was to be measured."""
-        return self.transfers is not None and self.transfers < self.requests - self.failed
+        return self.transfers is not None and self.transfers < self.requests - self.failed - self.cancelled
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +183,7 @@ def summarise_cell(
         requests=len(records),
         failed=sum(record.error is not None for record in records),
         failures=dict(Counter(kind for record in records if (kind := record.failure_kind)).most_common()),
+        cancelled=sum(record.cancelled for record in records),
         corruptions=engines.corruptions,
         answers_differing=sum(differing_answers(mode, each.repetition, others) for each in repetitions),
         preemptions=engines.preemptions,
@@ -207,8 +210,7 @@ def summarise_cell(
 def samples_of(repetitions: Sequence[MeasuredCell], metric: str) -> list[list[float | None]]:
     """Per repetition, the metric of each request in the order of the plan; None for one that failed."""
     return [
-        [None if record.error is not None else getattr(record, metric) for record in each.records]
-        for each in repetitions
+        [getattr(record, metric) if record.has_succeeded else None for record in each.records] for each in repetitions
     ]
 
 
@@ -251,7 +253,7 @@ def _place(cell: Cell) -> dict[str, Any]:
 
 def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """What needs both the engines' figures and the client's."""
-    ttfts = [record.ttft_ms for record in records if record.error is None and record.ttft_ms is not None]
+    ttfts = [record.ttft_ms for record in records if record.has_succeeded and record.ttft_ms is not None]
     breakdown = engines.breakdown(float(np.mean(ttfts))) if ttfts else None
     beyond = breakdown.transfer + breakdown.first_step + breakdown.rest if breakdown is not None else None
     return {
@@ -309,7 +311,7 @@ def _interval(estimate: Estimate) -> tuple[float, float]:
 
 
 def _succeeded(cell: MeasuredCell) -> list[RequestRecord]:
-    return [record for record in cell.records if record.error is None]
+    return [record for record in cell.records if record.has_succeeded]
 
 
 def _requests_per_second(records: Sequence[RequestRecord]) -> float | None:

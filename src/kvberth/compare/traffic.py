@@ -1,8 +1,11 @@
 """The traffic of one cell, and what goes before it. The same for every mode."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvberth.bench import Plan, PlannedRequest, RandomTraffic
+from kvberth.bench.plan import TokenIds
 from kvberth.compare.plan import Cell
 from kvberth.compare.settings import CompareSettings
 
@@ -25,6 +28,7 @@ def cell_plan(settings: CompareSettings, cell: Cell, repetition: int) -> Plan:
         requests=cell.requests,
         rate=cell.rate,
         arrivals=settings.arrivals,
+        cancel_share=settings.cancel_share,
         prompt_tokens=own_tokens,
         output_tokens=cell.output_tokens,
         warmup=0,
@@ -78,25 +82,17 @@ def _mixed(lengths: list[int], seed: int, output_tokens: int) -> Plan:
     )
 
 
-def _shared(cell: Cell, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _shared(cell: Cell, seed: int) -> TokenIds:
     return _random_tokens(np.random.default_rng(seed), cell.shared_tokens)
 
 
-def _random_tokens(generator: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _random_tokens(generator: np.random.Generator, count: int) -> TokenIds:
     low, high = RandomTraffic().token_range
     return generator.integers(low, high, size=count, dtype=np.int32)
 
 
-def _behind(shared: np.ndarray[tuple[int], np.dtype[np.int32]], plan: Plan) -> Plan:
+def _behind(shared: TokenIds, plan: Plan) -> Plan:
     """The plan with `shared` before each prompt."""
     return Plan(
-        tuple(
-            PlannedRequest(
-                each.index,
-                each.arrival_seconds,
-                np.concatenate([shared, each.prompt_token_ids]),
-                each.output_tokens,
-            )
-            for each in plan.requests
-        )
+        tuple(replace(each, prompt_token_ids=np.concatenate([shared, each.prompt_token_ids])) for each in plan.requests)
     )

@@ -183,6 +183,8 @@ def _right_or_wrong(cells: Sequence[CellSummary]) -> str:
     differing = sum(cell.answers_differing for cell in cells)
     known = [cell.corruptions for cell in cells if cell.corruptions is not None]
     words = [f"{failed} of {requests:,} requests failed" if failed else f"None of {requests:,} requests failed"]
+    if cancelled := sum(cell.cancelled for cell in cells):
+        words.append(f"{cancelled} were cancelled by their clients, as planned")
     words.append(f"{differing} answers differ between modes" if differing else "all modes gave the same answers")
     if known:
         words.append(f"{sum(known)} KV contexts held wrong words" if sum(known) else "no KV word was wrong")
@@ -193,7 +195,7 @@ def _doubts(cells: Sequence[CellSummary]) -> list[str]:
     doubts = []
     lost = [cell for cell in cells if cell.has_lost_transfers]
     if lost:
-        count = sum(cell.requests - cell.failed - (cell.transfers or 0) for cell in lost)
+        count = sum(cell.requests - cell.failed - cell.cancelled - (cell.transfers or 0) for cell in lost)
         doubts.append(
             f"{_list(list(dict.fromkeys(cell.mode for cell in lost)), 'and')}: {count} requests were answered without "
             "their transfer, since it failed and the decode worker computed the prompt itself. The figures of these "

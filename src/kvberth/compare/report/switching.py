@@ -34,9 +34,11 @@ def before_you_switch(comparison: Comparison) -> list[str]:
             "NIXL's progress thread rests 1 ms between rounds in vLLM's modes too. With its default each agent burns a "
             "core even when idle, and without cores to spare vLLM's modes would look worse than they are."
         )
+    share = settings["cancel_share"]
+    cancelled = f"{share:.0%} of the requests cancelled" if share else "no cancellations"
     points += [
-        f"One prompt length at a time, {settings['output_tokens']} output tokens, {settings['arrivals']} arrivals, no "
-        "cancellations. Try your own traffic: kvberth bench, and kvberth compare --attach on what you run.",
+        f"One prompt length at a time, {settings['output_tokens']} output tokens, {settings['arrivals']} arrivals, "
+        f"{cancelled}. Try your own traffic: kvberth bench, and kvberth compare --attach on what you run.",
         "One prefill and one decode worker, or two undivided engines: choosing between several decode workers is not "
         "in these figures, and it is where pull's late choice and push's early one differ.",
     ]
