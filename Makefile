@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo test check soak-protocol e2e e2e-latest lock clean
+.PHONY: help env browser demo test check soak-protocol e2e e2e-latest compare lock clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
@@ -38,6 +38,10 @@ e2e: env ## the tests that start real engines
 e2e-latest: ## the emulated ones of them on the newest supported vLLM, in .venv-latest (10 GB)
 	@$(SETUP) --latest
 	.venv-latest/bin/python -m pytest -m e2e tests/e2e/emulated
+
+compare: env ## the published grid on emulated engines, two to three hours; again to go on where it was stopped
+	@$(BIN)/python -m kvberth compare --emulate qwen3-32b-8xh200 --published --out results/published \
+		$(if $(wildcard results/published/compare.json),--resume)
 
 lock: ## resolve requirements/*.lock anew
 	$(or $(PYTHON),python3.11) tools/lock.py

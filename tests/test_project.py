@@ -26,7 +26,8 @@ DOWNWARDS = {
     "router": {"layout", "protocol", "keys"},
     "bench": set(),
     "launch": {"layout", "protocol", "keys", "emulator", "router"},
-    "cli": {"layout", "protocol", "transport", "keys", "emulator", "router", "bench", "launch"},
+    "compare": {"layout", "protocol", "keys", "emulator", "router", "bench", "launch"},
+    "cli": {"layout", "protocol", "transport", "keys", "emulator", "router", "bench", "launch", "compare"},
 }
 
 # The machines decide; others read clocks, open sockets, start threads and speak to engines.

@@ -89,7 +89,8 @@ class FakeEngine:
     def metrics_text(self) -> str:
         ours = (
             f'kvberth:engine_info{{role="{self.role}",engine_id="{self.engine_id}",control_host="{self.control[0]}",'
-            f'control_port="{self.control[1]}",tp_size="1",transfer_mode="push",model_name="m",engine="0"}} 1\n'
+            f'control_port="{self.control[1]}",tp_size="1",transfer_mode="push",protocol_version="1",'
+            'model_name="m",engine="0"} 1\n'
         )
         load = "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in self.load.items())
         if self.kv_blocks is not None:

@@ -69,6 +69,18 @@ class Producer:
         self._context.term()
 
 
+async def test_nothing_is_said_to_other_connectors():
+    """vLLM's handshake listener dies of a message that it does not expect: not one may come."""
+    producer = Producer()
+    other = EngineInfo(Role.PREFILL, "engine-0", "127.0.0.1", producer.port, 1, hears_router=False)
+    async with Control() as control:
+        control.watch(other, "t-1", lambda _: None)
+        control.abandon(other, "t-1", 1)
+        control.abandon(info(producer.port), "t-2", 1)  # what comes first is what was sent first
+        assert await producer.hear() == Cancel(TransferKey("t-2", 0), 0, Reason.CONSUMER_GONE)
+    producer.close()
+
+
 async def test_abandoned_transfer_is_told_for_each_consumer():
     """One `Cancel` each."""
     producer = Producer()

@@ -11,7 +11,7 @@ INFO = EngineInfo(Role.PREFILL, "e1", "10.0.0.1", 14579, 2)
 
 def info_line(engine_id="e1", role="kv_producer", **changes):
     labels = {"role": role, "engine_id": engine_id, "control_host": "10.0.0.1", "control_port": "14579", "tp_size": "2"}
-    labels |= {"model_name": 'a "model"', "engine": "0"} | changes
+    labels |= {"protocol_version": "1", "model_name": 'a "model"', "engine": "0"} | changes
     text = ",".join(
         name + '="' + value.replace('"', '\\"') + '"' for name, value in labels.items() if value is not None
     )
@@ -34,6 +34,12 @@ def test_a_consumer_needs_no_control_address():
     """Only prefill workers listen."""
     page = info_line(role="kv_consumer", control_host=None, control_port=None)
     assert parse_engine_info(page, Role.DECODE) == EngineInfo(Role.DECODE, "e1", "", 0, 2)
+
+
+def test_another_connector_says_no_version_of_our_protocol():
+    """So nothing is said to it on its control address."""
+    assert parse_engine_info(info_line()).hears_router
+    assert not parse_engine_info(info_line(protocol_version=None)).hears_router
 
 
 def test_several_processes_of_one_engine_say_the_same():

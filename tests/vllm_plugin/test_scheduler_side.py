@@ -338,6 +338,14 @@ def advanced(first: int, *blocks: int, is_complete: bool = False) -> list[Advanc
     return [AdvancePrefill((KEY,), PrefillAdvanced(first, blocks, is_complete))]
 
 
+def test_without_streaming_all_blocks_go_with_the_last_chunk():
+    """`stream_during_prefill` = false: nothing before the prompt's end, then everything from block 0."""
+    side = make("producer", stream_during_prefill=False)
+    side.arrived(FakeRequest("p-1", dict(TO_PREFILL)))
+    assert step(side, before=0, count=32, blocks=[5, 6], is_new=True) == []
+    assert step(side, before=32, count=8, blocks=[5, 6, 7]) == advanced(0, 5, 6, 7, is_complete=True)
+
+
 def test_what_a_step_will_have_computed_is_told_when_it_begins():
     """For who wants to know when the prefill will end; the first answer token is none of the prompt's."""
     side = prefilling()

@@ -3,10 +3,12 @@
 import typer
 
 from kvberth.cli.bench import bench
+from kvberth.cli.compare import compare
 from kvberth.cli.doctor import doctor
 from kvberth.cli.emulator import emulator
 from kvberth.cli.errors import OneLineErrors
 from kvberth.cli.keys import keys
+from kvberth.cli.report import report
 from kvberth.cli.router import router
 from kvberth.cli.up import up
 from kvberth.cli.version import version
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.command()(up)
 app.command()(router)
 app.command()(bench)
+app.command()(compare)
+app.command()(report)
 app.command()(doctor)
 app.command()(version)
 app.add_typer(keys, name="keys")

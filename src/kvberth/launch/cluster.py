@@ -113,9 +113,17 @@ class LocalCluster:
             LaunchError: a process has died.
         """
         while True:
-            for process in self._processes():
-                process.check()
+            self.check()
             time.sleep(0.5)
+
+    def check(self) -> None:
+        """Do nothing while everything lives.
+
+        Raises:
+            LaunchError: a process has died.
+        """
+        for process in self._processes():
+            process.check()
 
     def _of_kind(self, kind: EngineKind) -> list[EngineProcess]:
         return [engine for engine in self.engines if engine.kind is kind]

@@ -70,6 +70,8 @@ class Control:
         self._context.term()
 
     def _send(self, engine: EngineInfo, rank: int, message: Message) -> None:
+        if not engine.hears_router:
+            return
         if problem := self._problem(engine):
             if self._not_spoken_to.get(engine.engine_id) != problem:
                 self._not_spoken_to[engine.engine_id] = problem

@@ -44,6 +44,8 @@ class EngineInfo:
     """What an engine says of itself; the control address is where a prefill worker takes registrations.
 
     `public_key` is empty where the control channel is not authenticated.
+    `hears_router` is false where another connector listens at that address: vLLM's own ends its listener, and with it
+    all its handshakes, at the first message that it does not expect.
     """
 
     role: Role
@@ -52,6 +54,7 @@ class EngineInfo:
     control_port: int
     tp_size: int
     public_key: str = ""
+    hears_router: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -185,6 +188,7 @@ def parse_engine_info(metrics_text: str, expected: Role | None = None) -> Engine
             control_port=int(labels["control_port"]) if is_prefill else 0,
             tp_size=int(labels["tp_size"]),
             public_key=labels.get("control_public_key", "") if is_prefill else "",
+            hears_router="protocol_version" in labels,
         )
     except KeyError as error:
         raise ValueError(f"{_INFO_METRIC} has no label {error}") from error

@@ -59,6 +59,7 @@ class _Prefill:
 
     keys: tuple[TransferKey, ...]
     num_tokens: int
+    is_streamed: bool
     num_blocks: int = 0
     is_complete: bool = False
 
@@ -66,7 +67,7 @@ class _Prefill:
         """What is new when so many tokens are computed; None if no block is."""
         is_complete = num_computed >= self.num_tokens
         num_ready = num_blocks_for(self.num_tokens, block_size) if is_complete else num_computed // block_size
-        if num_ready <= self.num_blocks and not is_complete:
+        if not is_complete and (num_ready <= self.num_blocks or not self.is_streamed):
             return None
         first, self.num_blocks, self.is_complete = self.num_blocks, num_ready, is_complete
         blocks = tuple(block_ids[first:num_ready])
@@ -159,7 +160,9 @@ class SchedulerSide:
             _log.error("kvberth: request %s comes with the transfer id of another one", request.request_id)
             return
         self._producing[request.request_id] = keys
-        self._prefills[request.request_id] = _Prefill(keys, int(request.num_prompt_tokens))
+        self._prefills[request.request_id] = _Prefill(
+            keys, int(request.num_prompt_tokens), self._settings.stream_during_prefill
+        )
         self._live_keys.update(keys)
         announced = PrefillAnnounced(
             RequestId(request.request_id), request.num_prompt_tokens, _digest_of(request, request.prompt_token_ids)

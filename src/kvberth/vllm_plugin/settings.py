@@ -24,6 +24,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         control_host: where a prefill worker listens, and what it tells decode workers.
         lease_seconds: how long a prefill worker holds finished blocks for a decode worker that has not come.
         deadline_seconds: how long a decode worker waits for the KV of one request.
+        stream_during_prefill: WRITE each chunk's blocks as soon as it is computed; if false, all at the prompt's end.
+            For comparisons: what streaming gains by itself.
         sort_free_blocks: keep vLLM's free blocks in order, for fewer descriptors; without prefix caching only.
         backend: NIXL's back end.
         control_key_file: this engine's secret key, as `kvberth keys new` has made it.
@@ -35,6 +37,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     control_host: str = "127.0.0.1"
     lease_seconds: float = Timing().lease_seconds
     deadline_seconds: float = Timing().deadline_seconds
+    stream_during_prefill: bool = True
     sort_free_blocks: bool = True
     backend: str = "UCX"
     control_key_file: str | None = None

@@ -1,0 +1,211 @@
+"""`kvberth compare`: ways to hand over, side by side on the same traffic."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvberth.cli.bench import Arrivals
+from kvberth.cli.errors import BadSettings, RunFailed
+from kvberth.cli.options import Config
+from kvberth.cli.report import Format, needs_report_packages, show, write_report
+from kvberth.cli.signals import terminate_like_ctrl_c
+
+if TYPE_CHECKING:
+    from kvberth.compare import CompareSettings, Folder, Progress
+
+__all__ = ["compare"]
+
+
+def compare(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for records, summary and report.")],
+    emulate: Annotated[
+        str | None, typer.Option(help="A profile of the emulated accelerator, or its .toml file; no GPU needed.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="In place of a profile: a model, as for vLLM.")] = None,
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODE=URL", help="A running deployment; nothing is started then. Repeatable."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: one repetition of four cells, under ten minutes.")
+    ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="The published grid: all modes, and cells with caches and small chunks.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with DIR, begun with the same settings.")] = False,
+    config: Config = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE,...",
+            help="Of push, push-whole, pull, vllm-pull, vllm-push, vllm-pull-inline, vllm-push-inline, colocated; "
+            "all but the inline ones if not given.",
+        ),
+    ] = None,
+    rates: Annotated[str | None, typer.Option(metavar="RATE,...", help="Requests per second [1,2,4,8].")] = None,
+    prompts: Annotated[str | None, typer.Option(metavar="TOKENS,...", help="Prompt lengths [1024,4096,16384].")] = None,
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 128,
+    arrivals: Annotated[Arrivals, typer.Option(help="Random gaps, or a fixed rate.")] = Arrivals.UNIFORM,
+    cancel_share: Annotated[
+        float, typer.Option(help="Of the requests, from 0 to 1, that clients give up in the middle of the answer.")
+    ] = 0.0,
+    seconds: Annotated[float | None, typer.Option(help="Of sending, per cell [12].")] = None,
+    repetitions: Annotated[
+        int | None, typer.Option(help="Each with fresh engines, modes in another order [3].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same traffic.")] = 0,
+    emulate_link: Annotated[
+        bool, typer.Option("--emulate-link", help="Emulated transfers take the true bytes' time on the profile's link.")
+    ] = False,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="One argument for every engine of every mode. Repeatable.")
+    ] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds what a request costs.")] = None,
+    gpus_per_engine: Annotated[int, typer.Option(help="For that price.")] = 1,
+    output: Annotated[Format, typer.Option("--format", help="What to print at the end.")] = Format.TABLE,
+) -> None:
+    """Run each mode on the same traffic, with engines of its own, and say which one this traffic wants.
+
+    Exit status: 0 when all cells were measured, 1 when something is missing, 2 for a bad argument.
+    """
+    from kvberth.compare import Folder, FolderError, begin  # noqa: PLC0415
+    from kvberth.compare import compare as measure  # noqa: PLC0415
+
+    del config  # its callback has used it
+    needs_report_packages()
+    if quick and published:
+        raise BadSettings("quick, published: only one of them makes sense")
+    given = {
+        "modes": _split("modes", modes, str),
+        "rates": _split("rates", rates, float),
+        "prompts": _split("prompts", prompts, int),
+        "seconds": seconds,
+        "repetitions": repetitions,
+        "output_tokens": output_tokens,
+        "arrivals": str(arrivals),
+        "cancel_share": cancel_share,
+        "seed": seed,
+        "emulate_link": emulate_link,
+        "engine_args": tuple(engine_arg or ()),
+        "price_per_gpu_hour": price_per_gpu_hour,
+        "gpus_per_engine": gpus_per_engine,
+    }
+    settings = _settings(_what(emulate, model, attach or []), given, quick=quick, published=published)
+    folder = Folder(out)
+    console = Console(stderr=True)
+    stopped = False
+    try:
+        begin(settings, folder, resume=resume)
+        with terminate_like_ctrl_c(), _progress(console) as on_progress:
+            try:
+                measure(settings, folder, on_progress)
+            except KeyboardInterrupt:
+                stopped = True
+    except FolderError as error:
+        if not folder.has_cells():
+            raise BadSettings(f"out: {error}") from error
+        write_report_if_possible(folder)
+        raise RunFailed(f"{error}; the cells that were measured are kept, and --resume goes on") from error
+    comparison = write_report(folder)
+    show(comparison, output, folder)
+    _say_what_is_missing(folder, len(comparison.missing), stopped=stopped)
+
+
+def write_report_if_possible(folder: "Folder") -> None:
+    """After a failure that the disk may have caused: a report would be good to have, and is no condition."""
+    try:
+        write_report(folder)
+    except RunFailed as error:
+        typer.echo(f"no report: {error.format_message()}", err=True)
+
+
+def _what(emulate: str | None, model: str | None, attach: Sequence[str]) -> dict[str, Any]:
+    """What answers: a profile, a model, or running deployments."""
+    from kvberth.emulator import EmulatorError, load_profile  # noqa: PLC0415
+
+    if sum(map(bool, (emulate, model, attach))) != 1:
+        raise BadSettings("emulate, model, attach: give exactly one of them")
+    if emulate is not None:
+        try:
+            load_profile(emulate)
+        except EmulatorError as error:
+            raise BadSettings(f"emulate: {error}") from error
+        return {"model": emulate, "emulate": True}
+    if model is not None:
+        return {"model": model}
+    pairs = [each.partition("=") for each in attach]
+    if wrong := [name for name, equals, url in pairs if not (name and equals and url.startswith("http"))]:
+        raise BadSettings(f"attach: {wrong[0]!r} must be MODE=URL, such as push=http://127.0.0.1:8000")
+    if len({name for name, _, _ in pairs}) < len(pairs):
+        raise BadSettings("attach: each mode needs a name of its own")
+    return {"attach": {name: url.rstrip("/") for name, _, url in pairs}}
+
+
+def _settings(what: dict[str, Any], given: dict[str, Any], *, quick: bool, published: bool) -> "CompareSettings":
+    from kvberth.compare import settings as presets  # noqa: PLC0415
+
+    preset = presets.quick() if quick else presets.published() if published else {}
+    chosen = preset | what | {name: value for name, value in given.items() if value is not None}
+    if not what.get("emulate") and given["modes"] is None:
+        chosen["modes"] = tuple(mode for mode in chosen.get("modes", presets.DEFAULT_MODES) if "vllm" not in mode)
+    try:
+        return presets.make(chosen)
+    except ValueError as error:
+        raise BadSettings(str(error)) from error
+
+
+def _split(name: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part.strip()) for part in text.split(","))
+    except ValueError as error:
+        raise BadSettings(f"{name}: {text!r} must be numbers with commas between them, such as 1,2,4") from error
+
+
+@contextmanager
+def _progress(console: Console) -> "Iterator[Callable[[Progress], None]]":
+    """Cells done and the time left; on a terminal as a bar, else as lines. Drawn by no thread of its own."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import Progress as ProgressBar  # noqa: PLC0415
+
+    columns = (
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("cells  {task.fields[left]}  {task.description}"),
+    )
+    with ProgressBar(
+        *columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=None, left="")
+
+        def show_progress(progress: "Progress") -> None:
+            left = f"{progress.seconds_left / 60:.0f} min left" if progress.seconds_left is not None else ""
+            if console.is_terminal:
+                bar.update(
+                    task,
+                    description=progress.doing,
+                    left=left,
+                    total=progress.cells_total,
+                    completed=progress.cells_done,
+                )
+                bar.refresh()
+            else:
+                console.print(
+                    f"{progress.cells_done}/{progress.cells_total} cells, {left}: {progress.doing}", soft_wrap=True
+                )
+
+        yield show_progress
+
+
+def _say_what_is_missing(folder: "Folder", missing: int, *, stopped: bool) -> None:
+    for incident in folder.incidents():
+        typer.echo(f"{incident.time} {incident.what[:400]}", err=True)
+    if stopped:
+        raise RunFailed(f"stopped with {missing} cells missing; --resume goes on")
+    if missing:
+        raise RunFailed(f"{missing} cells could not be measured; the lines above say why, and --resume tries again")

@@ -1,0 +1,22 @@
+"""Signals that end long work."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["terminate_like_ctrl_c"]
+
+
+@contextmanager
+def terminate_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does, wherever the program is: in an event loop it is the loop's own Ctrl-C."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
