@@ -25,7 +25,8 @@ DOWNWARDS = {
     "router": {"layout", "protocol"},
     "bench": set(),
     "launch": {"layout", "protocol", "emulator", "router"},
-    "cli": {"layout", "protocol", "transport", "emulator", "router", "bench", "launch"},
+    "drills": {"layout", "protocol", "emulator", "router", "bench", "launch"},
+    "cli": {"layout", "protocol", "transport", "emulator", "router", "bench", "launch", "drills"},
 }
 
 # The machines decide; others read clocks, open sockets, start threads and speak to engines.

@@ -6,6 +6,7 @@ from kvberth.cli.bench import bench
 from kvberth.cli.doctor import doctor
 from kvberth.cli.emulator import emulator
 from kvberth.cli.errors import OneLineErrors
+from kvberth.cli.faults import faults
 from kvberth.cli.router import router
 from kvberth.cli.up import up
 from kvberth.cli.version import version
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(router)
 app.command()(bench)
+app.command()(faults)
 app.command()(doctor)
 app.command()(version)
 app.add_typer(emulator, name="emulator")

@@ -19,11 +19,13 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         link: completions of transfers take as long as the true bytes would on the profile's link.
         nixl_progress_delay_us: how long NIXL's progress thread rests between two rounds, in microseconds. NIXL's own
             value is 0, with which every agent burns a core, idle or not; 0 leaves it so.
+        faults: the file of `faults.py`, for drills; without one NIXL has no faults but its own.
         counters: the file of `counters.py`; set by the engine for its ranks.
     """
 
     link: bool = False
     nixl_progress_delay_us: int = 1000
+    faults: str = ""
     counters: str = ""
 
     @classmethod

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvberth.launch.engine import EngineKind, EngineProcess, Hardware
+from kvberth.launch.place import Place
 from kvberth.launch.ports import PortLease, is_free
 from kvberth.launch.process import LaunchError, ManagedProcess
 from kvberth.launch.settings import ClusterSettings, Connector
@@ -33,10 +34,14 @@ class LocalCluster:
     Args:
         settings: what to start.
         console: where progress is shown; None shows nothing.
+        places: where processes run that do not simply run on this machine, by their names, such as `prefill-0`.
     """
 
-    def __init__(self, settings: ClusterSettings, console: Console | None = None) -> None:
+    def __init__(
+        self, settings: ClusterSettings, console: Console | None = None, places: Mapping[str, Place] | None = None
+    ) -> None:
         self.settings = settings
+        self._places = places or {}
         self._console = console or Console(quiet=True)
         self._ports = PortLease(settings.host)
         self.run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"kvberth-{os.getpid()}-{time.time_ns()}"
@@ -117,6 +122,7 @@ class LocalCluster:
             *((EngineKind.UNDIVIDED, index) for index in range(settings.undivided)),
         ]
         for position, (kind, index) in enumerate(kinds):
+            place = self._place(f"{kind}-{index}")
             engine = EngineProcess(
                 kind,
                 index,
@@ -124,9 +130,10 @@ class LocalCluster:
                 hardware,
                 num_engines=len(kinds),
                 position=position,
-                port=self._ports.take(),
+                port=place.port or self._ports.take(),
                 control_port=self._ports.take(_CONTROL_PORTS) if self._has_control_channel(kind) else 0,
                 run_dir=self.run_dir,
+                place=place,
             )
             self.engines.append(engine)
             engine.start()
@@ -141,19 +148,22 @@ class LocalCluster:
         is_vllm_decode = kind is EngineKind.DECODE and self.settings.connector is Connector.VLLM
         return kind is EngineKind.PREFILL or is_vllm_decode
 
+    def _place(self, name: str) -> Place:
+        return self._places.get(name, Place())
+
     def _make_router(self) -> ManagedProcess:
-        settings = self.settings
-        port = settings.port if settings.port is not None else self._ports.take()
-        command = [sys.executable, "-m", "kvberth", "router", "--host", settings.host, "--port", str(port)]
+        settings, place = self.settings, self._place("router")
+        host = place.host or settings.host
+        port = settings.port or place.port or self._ports.take()
+        command = [*place.prefix, sys.executable, "-m", "kvberth", "router", "--host", host, "--port", str(port)]
         command += ["--mode", settings.mode]
         for engine in self.prefill:
             command += ["--prefill", engine.url]
         for engine in self.decode:
             command += ["--decode", engine.url]
         command += settings.router_args
-        return ManagedProcess(
-            "router", command, os.environ, self.run_dir / "router.log", f"http://{settings.host}:{port}"
-        )
+        env = {**os.environ, **place.env}
+        return ManagedProcess("router", command, env, self.run_dir / "router.log", f"http://{host}:{port}")
 
     def _await(self, processes: Sequence[ManagedProcess]) -> None:
         """Until all are ready, with a line for each."""

@@ -1,0 +1,12 @@
+"""Drills: a local cluster is broken on purpose, under load, and every request is accounted for.
+
+What is sent (`traffic`), what must come back (`judge`, `health`, `states`), what goes wrong (`catalogue`) and what the
+network does (`wire`, `zmtp`) are pure; `cluster`, `faults` and the helper processes do the deeds, and `runner` ties
+them together.
+"""
+
+from kvberth.drills.catalogue import DRILLS, QUICK, Drill, find
+from kvberth.drills.results import DrillRow, Report, report_of, table_of
+from kvberth.drills.rounds import run_drills
+
+__all__ = ["DRILLS", "QUICK", "Drill", "DrillRow", "Report", "find", "report_of", "run_drills", "table_of"]
