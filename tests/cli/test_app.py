@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-COMMANDS = ["up", "router", "bench", "doctor", "version", "emulator"]
+COMMANDS = ["up", "router", "bench", "faults", "doctor", "version", "emulator"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

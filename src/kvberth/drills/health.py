@@ -26,10 +26,10 @@ class HealthSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """One process, the router perhaps, that a drill has taken away.
+    """One process, the router perhaps, that a drill has taken away, from `begin` to `end`; times as in `HealthSample`.
 
     Attributes:
-        begin, end: in seconds from the start of the traffic.
+        back: when it served again, which for one that was started anew is later than the end.
         is_certain: the router must say so; else it may, such as of a worker that is slow.
         notice_seconds: within which it must.
     """
@@ -37,6 +37,7 @@ class Outage:
     name: str
     begin: float
     end: float
+    back: float
     is_certain: bool
     notice_seconds: float
 
@@ -46,7 +47,7 @@ def untruths(samples: Sequence[HealthSample], outages: Sequence[Outage]) -> list
     found: dict[str, str] = {}
     for sample in samples:
         if sample.usable is None:
-            if not any(each.name == ROUTER and each.begin <= sample.at <= each.end for each in outages):
+            if not any(each.name == ROUTER and each.begin <= sample.at <= each.back for each in outages):
                 found.setdefault(ROUTER, f"/health did not answer at {sample.at:.1f} s")
             continue
         for name, is_usable in sample.usable.items():
@@ -55,7 +56,7 @@ def untruths(samples: Sequence[HealthSample], outages: Sequence[Outage]) -> list
                 if any(each.is_certain and each.begin + each.notice_seconds < sample.at < each.end for each in ours):
                     found.setdefault(name, f"/health still called {name} usable at {sample.at:.1f} s")
             elif not any(
-                each.name in {name, ROUTER} and each.begin <= sample.at <= each.end + BACK_SECONDS for each in outages
+                each.name in {name, ROUTER} and each.begin <= sample.at <= each.back + BACK_SECONDS for each in outages
             ):
                 found.setdefault(name, f"/health called {name} unusable at {sample.at:.1f} s, without a reason")
     return list(found.values())

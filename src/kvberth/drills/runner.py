@@ -63,8 +63,9 @@ async def run_drill(
     async with _watching(cluster, clock) as samples:
         sending = asyncio.create_task(send_all(cluster.url, MODEL, plan))
         window = await _strike(cluster, fault, clock, begin, drill.hold_seconds)
+        whole = asyncio.create_task(_await_whole(cluster, down, clock))
         replies = await sending
-        back = await _await_whole(cluster, down, clock)
+        back = await whole
     aftermath = await send_all(cluster.url, MODEL, plan_traffic(_AFTERMATH, _AFTERMATH_SECONDS, seed + 1))
     states, processes = await _settle(cluster, drill.settle_seconds)
     verdicts = [judge(each) for each in replies]
@@ -178,8 +179,8 @@ def _outage(name: str, drill: Drill, window: Window, back: Mapping[str, float]) 
     return Outage(
         name=name,
         begin=window.begin,
-        # What was killed is back when it answers, not when it was started.
-        end=max(window.end, back[name]),
+        end=window.end,
+        back=back[name],
         is_certain=drill.notice_seconds is not None,
         notice_seconds=drill.notice_seconds or 0.0,
     )

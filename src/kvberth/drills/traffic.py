@@ -28,9 +28,9 @@ class TrafficShape:
         deadline_seconds: within which each request must have ended, with an answer or an error.
     """
 
-    rate: float = 4.0
+    rate: float = 5.0
     prompt_tokens: tuple[int, ...] = (60, 500, 1500, 4000)
-    output_tokens: tuple[int, ...] = (8, 40, 120)
+    output_tokens: tuple[int, ...] = (8, 100, 400)
     streamed: float = 0.6
     pull: float = 0.25
     leaving: float = 0.0
