@@ -5,7 +5,7 @@ import json
 import pytest
 
 import kvberth.drills
-from kvberth.drills import DRILLS, QUICK, DrillRow, report_of
+from kvberth.drills import DRILLS, QUICK, DrillRow, SoakReport, report_of
 from kvberth.launch import LaunchError
 
 
@@ -72,6 +72,7 @@ def test_a_failed_drill_is_told_and_ends_with_1(kvberth_command, rounds, tmp_pat
     [
         (["--drill", "calmer"], "drill: there is no 'calmer'; there are calm, kill-prefill"),
         (["--quick", "--drill", "calm"], "give either --quick or --drill"),
+        (["--soak", 60, "--quick"], "soak: chooses its drills itself"),
         (["--json", "/nowhere/f.json"], "there is no folder /nowhere"),
     ],
 )
@@ -88,6 +89,24 @@ def test_a_cluster_that_does_not_start_is_an_error(kvberth_command, rounds):
     done = kvberth_command("faults", "--drill", "calm")
     assert done.exit_code == 1
     assert "prefill-0 ended with status 3\nlogs are in " in done.stderr
+
+
+@pytest.mark.parametrize("problems", [[], ["router grows by 100.0 MB per hour (± 1.0)"]])
+def test_a_long_run_is_judged_by_its_memory_too(kvberth_command, monkeypatch, tmp_path, problems):
+    """Memory that grows fails a run of which each minute passed; the JSON has the minutes and the memory."""
+
+    async def soak(seconds, *, on_row, **_):
+        rows = [DrillRow(drill="calm", round=1, seed=0, requests=3, right=3)]
+        on_row(rows)
+        return SoakReport(
+            seconds=seconds, rate=7.0, capacity=10.0, drills=report_of(rows), memory=[], problems=problems
+        )
+
+    monkeypatch.setattr(kvberth.drills, "soak", soak)
+    done = kvberth_command("faults", "--soak", 90, "--json", tmp_path / "soak.json")
+    assert done.exit_code == (1 if problems else 0)
+    report = json.loads((tmp_path / "soak.json").read_text())
+    assert (report["seconds"], report["drills"]["requests"], report["problems"]) == (90.0, 3, problems)
 
 
 def test_drills_are_listed(kvberth_command, rounds):

@@ -8,5 +8,18 @@ them together.
 from kvberth.drills.catalogue import DRILLS, QUICK, Drill, find
 from kvberth.drills.results import DrillRow, Report, report_of, table_of
 from kvberth.drills.rounds import run_drills
+from kvberth.drills.soak import SoakReport, soak
 
-__all__ = ["DRILLS", "QUICK", "Drill", "DrillRow", "Report", "find", "report_of", "run_drills", "table_of"]
+__all__ = [
+    "DRILLS",
+    "QUICK",
+    "Drill",
+    "DrillRow",
+    "Report",
+    "SoakReport",
+    "find",
+    "report_of",
+    "run_drills",
+    "soak",
+    "table_of",
+]

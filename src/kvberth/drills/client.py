@@ -43,9 +43,13 @@ class Reply:
     is_hung: bool = False
 
 
-async def send_all(url: str, model: str, requests: Sequence[DrillRequest]) -> list[Reply]:
-    """Send each request to the router at its time; returns when all have ended, in the plan's order."""
-    start = time.monotonic()
+async def send_all(url: str, model: str, requests: Sequence[DrillRequest], start: float | None = None) -> list[Reply]:
+    """Send each request to the router at its time; returns when all have ended, in the plan's order.
+
+    Args:
+        start: of the traffic, by `time.monotonic`; None is now.
+    """
+    start = time.monotonic() if start is None else start
     bodies = [_body(each, model) for each in requests]
     async with open_session() as session, asyncio.TaskGroup() as group:
         tasks = []
