@@ -11,6 +11,7 @@ one device without a tree of filters. Packets take some tens of microseconds on 
 
 import contextlib
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -62,9 +63,9 @@ class Namespaces:
         self._names = list(names)
         self._seed = seed
         self._wire: Helper | None = None
-        # Two runs on one machine must not share names or addresses.
-        self._tag = f"kvb{os.getpid() % 100_000}"
-        base = IPv4Address("10.192.0.0") + os.getpid() % 4096 * 256
+        network = _free_network()
+        self._tag = f"kvb{network}"
+        base = IPv4Address("10.192.0.0") + network * 256
         self._addresses = {name: str(base + 1 + index) for index, name in enumerate([JUDGE, *self._names])}
 
     def address(self, name: str) -> str:
@@ -129,6 +130,12 @@ class Namespaces:
 
     def _namespace(self, name: str) -> str:
         return f"{self._tag}-{name}"
+
+
+def _free_network() -> int:
+    """Which of the 4,096 networks of 10.192.0.0/12 no other run on this machine has."""
+    taken = {each.name.partition("-")[0] for each in Path("/sys/class/net").iterdir()}
+    return random.choice([each for each in range(4096) if f"kvb{each}" not in taken])  # noqa: S311 - not a secret
 
 
 def _as_dict(rule: Rule) -> dict[str, object]:
