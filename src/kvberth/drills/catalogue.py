@@ -10,6 +10,7 @@ from random import Random
 
 from kvberth.drills.cluster import DECODE, ENGINES, LEASE_SECONDS, PREFILL, ROUTER
 from kvberth.drills.faults import (
+    DiskFull,
     Fault,
     FillMemory,
     Flap,
@@ -61,6 +62,7 @@ class Drill:
         excused: what may become of requests that were under way during the fault, beside the right answer.
         settle_seconds: after the last request, until nothing may be held.
         needs_network: it is skipped where there are no network namespaces.
+        traffic_seconds: for how long requests come; at least until some time after the fault.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Drill:
     settle_seconds: float = 5.0
     needs_network: bool = False
     traffic: TrafficShape = field(default_factory=TrafficShape)
+    traffic_seconds: float = 0.0
 
 
 _PROCESSES = (
@@ -89,6 +92,19 @@ _PROCESSES = (
         fault=lambda victims, _: Kill(victims),
         is_down=True,
         notice_seconds=_KILL_NOTICE,
+    ),
+    *(
+        Drill(
+            name=f"restart-{role}",
+            what=f"SIGKILL of a {role} worker and a new start at once, with requests until it has long been back",
+            victims=victims,
+            fault=lambda victims, _: Kill(victims),
+            hold_seconds=0.2,
+            is_down=True,
+            excused=excused,
+            traffic_seconds=45.0,
+        )
+        for role, victims, excused in (("prefill", _A_PREFILL, frozenset()), ("decode", _A_DECODE, _REFUSED))
     ),
     Drill(
         name="kill-all-prefill",
@@ -321,6 +337,11 @@ _RESOURCES = (
         name="prefill-memory-full",
         what="other requests take nearly all KV blocks of both prefill workers",
         fault=lambda _, __: FillMemory(PREFILL),
+    ),
+    Drill(
+        name="disk-full",
+        what="nobody can write to any file, logs among them",
+        fault=lambda _, __: DiskFull(),
     ),
 )
 

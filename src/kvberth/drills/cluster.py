@@ -171,6 +171,17 @@ class DrillCluster:
         for proxy in self._proxies.values():
             proxy.tell(meddling)
 
+    def limit_files(self, num_bytes: int | None) -> None:
+        """How long files may be that processes write to from now on; None is as long as they like.
+
+        At 0 nothing can be written, as on a full disk. Sockets and memory are not touched by it.
+        """
+        for process in self._processes.values():
+            for each in process.family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    _, hard = each.rlimit(psutil.RLIMIT_FSIZE)
+                    each.rlimit(psutil.RLIMIT_FSIZE, (hard if num_bytes is None else num_bytes, hard))
+
     def fail_transfers(self, name: str, **shares: float) -> None:
         """An engine's faults of NIXL from now on; see `kvberth.emulator.faults`."""
         self._faults[name].set(**shares)

@@ -18,6 +18,7 @@ from kvberth.drills.wire import Rule
 from kvberth.drills.zmtp import Meddling
 
 __all__ = [
+    "DiskFull",
     "Fault",
     "FillMemory",
     "Flap",
@@ -211,6 +212,16 @@ class FillMemory:
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                 while not self._is_over.is_set() and answer.readline():
                     pass
+
+
+class DiskFull:
+    """No process of the cluster can write another byte to any file, its log among them."""
+
+    def begin(self, cluster: DrillCluster) -> None:
+        cluster.limit_files(0)
+
+    def end(self, cluster: DrillCluster) -> None:
+        cluster.limit_files(None)
 
 
 _POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"

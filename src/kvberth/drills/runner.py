@@ -41,18 +41,11 @@ _QUIET_SECONDS = 6.0
 
 
 async def run_drill(
-    cluster: DrillCluster,
-    drill: Drill,
-    *,
-    seed: int,
-    number: int,
-    baseline: dict[str, ProcessState],
-    traffic_seconds: float = 0.0,
+    cluster: DrillCluster, drill: Drill, *, seed: int, number: int, baseline: dict[str, ProcessState]
 ) -> DrillRow:
     """One drill, once.
 
     Args:
-        traffic_seconds: for how long requests come; at least until some time after the fault.
         number: of the round, for the row.
         baseline: the processes before the first drill; those that are started anew here take their places.
 
@@ -63,11 +56,9 @@ async def run_drill(
     victims = chance.choice(drill.victims)
     fault = drill.fault(victims, chance)
     down = victims if drill.is_down else ()
-    begin = chance.uniform(
-        _BEFORE_SECONDS[0], max(_BEFORE_SECONDS[1], traffic_seconds - drill.hold_seconds - _AFTER_SECONDS)
-    )
+    begin = chance.uniform(*_BEFORE_SECONDS)
     before = await asyncio.to_thread(cluster.engine_states)
-    plan = plan_traffic(drill.traffic, max(traffic_seconds, begin + drill.hold_seconds + _AFTER_SECONDS), seed)
+    plan = plan_traffic(drill.traffic, max(drill.traffic_seconds, begin + drill.hold_seconds + _AFTER_SECONDS), seed)
     clock = _Clock()
     async with _watching(cluster, clock) as samples:
         sending = asyncio.create_task(send_all(cluster.url, MODEL, plan, clock.start))

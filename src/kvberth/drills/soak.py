@@ -27,7 +27,7 @@ _SHARE_OF_CAPACITY = 0.7
 _LEAVING = 0.1
 _TRAFFIC_SECONDS = 45.0
 """Of each minute; the rest is the fault's own time and the look at what is left."""
-_SPARED = frozenset({"kill-all-prefill", "kill-all-decode", "kill-router"})
+_SPARED = frozenset({"kill-all-prefill", "kill-all-decode", "kill-router", "restart-prefill", "restart-decode"})
 _BURST_SECONDS = 4.0
 _BURST_RATE = 40.0
 
@@ -85,7 +85,6 @@ async def soak(
                 seed=seed + number,
                 number=number,
                 baseline=baseline,
-                traffic_seconds=_TRAFFIC_SECONDS,
             )
             rows.append(row)
             samples.append(MemorySample(time.monotonic() - began, cluster.process_states()))
@@ -104,7 +103,12 @@ async def soak(
 def _as_minute(drill: Drill, shape: TrafficShape) -> Drill:
     """With the long run's traffic; of several victims it hits the last, so that the first lives on."""
     leaving = max(shape.leaving, drill.traffic.leaving)
-    return dataclasses.replace(drill, victims=drill.victims[-1:], traffic=dataclasses.replace(shape, leaving=leaving))
+    return dataclasses.replace(
+        drill,
+        victims=drill.victims[-1:],
+        traffic=dataclasses.replace(shape, leaving=leaving),
+        traffic_seconds=_TRAFFIC_SECONDS,
+    )
 
 
 async def _capacity(cluster: DrillCluster, seed: int) -> float:
