@@ -10,6 +10,8 @@ from kvberth.emulator.errors import EmulatorError
 __all__ = ["EmulatorSettings"]
 
 _KEY = "kvberth_emulator"
+_OURS = {"faults", "counters"}
+"""Set by programs, not by users."""
 
 
 class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +41,7 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         try:
             settings = msgspec.convert(table, cls)
         except msgspec.ValidationError as error:
-            known = ", ".join(name for name in cls.__struct_fields__ if name != "counters")
+            known = ", ".join(name for name in cls.__struct_fields__ if name not in _OURS)
             raise EmulatorError(f"additional-config {_KEY}: {error}; the settings are {known}") from error
         if settings.nixl_progress_delay_us < 0:
             raise EmulatorError(f"additional-config {_KEY}: nixl_progress_delay_us must be 0 or more")
