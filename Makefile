@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo test check soak-protocol e2e e2e-latest compare lock clean
+.PHONY: help env browser demo test check soak-protocol drills soak e2e e2e-latest compare lock clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
@@ -31,6 +31,12 @@ check: env browser ## format, lint, types and the fast tests
 
 soak-protocol: env ## random walks of the handoff, for a quarter of an hour; KVBERTH_SOAK_EXAMPLES says how many
 	KVBERTH_SOAK_EXAMPLES=$${KVBERTH_SOAK_EXAMPLES:-20000} $(BIN)/python -m pytest --timeout 0 tests/protocol/test_random_walks.py
+
+drills: env ## break a cluster in every way, 25 times each (hours); DRILL_ROUNDS says how often
+	$(BIN)/python -m kvberth faults --repeat $${DRILL_ROUNDS:-25} --json logs/drills.json --markdown logs/drills.md
+
+soak: env ## a fault a minute under load, for an hour; SOAK_SECONDS says for how long
+	$(BIN)/python -m kvberth faults --soak $${SOAK_SECONDS:-3600} --json logs/soak.json --markdown logs/soak.md
 
 e2e: env ## the tests that start real engines
 	$(BIN)/python -m pytest -m e2e

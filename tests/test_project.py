@@ -27,11 +27,19 @@ DOWNWARDS = {
     "bench": set(),
     "launch": {"layout", "protocol", "keys", "emulator", "router"},
     "compare": {"layout", "protocol", "keys", "emulator", "router", "bench", "launch"},
-    "cli": {"layout", "protocol", "transport", "keys", "emulator", "router", "bench", "launch", "compare"},
+    "drills": {"layout", "protocol", "keys", "emulator", "router", "bench", "launch"},
+    "cli": {
+        *("layout", "protocol", "transport", "keys", "emulator", "router", "bench", "launch", "compare", "drills"),
+    },
 }
 
 # The machines decide; others read clocks, open sockets, start threads and speak to engines.
 NOT_IN_PROTOCOL = {"asyncio", "logging", "nixl", "socket", "threading", "time", "torch", "vllm", "zmq"}
+
+WALL_CLOCKS = {
+    *(("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "CLOCK_REALTIME")),
+    *((owner, name) for owner in ("datetime", "date") for name in ("now", "utcnow", "today")),
+}
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -77,6 +85,20 @@ def test_one_module_imports_nixl():
     """NIXL's strings and exceptions become ours in one place; what models its wire must reach under it."""
     importers = [path for path in SOURCE.rglob("*.py") if "nixl" in {each.split(".")[0] for each in imports_of(path)}]
     assert sorted(importers) == [SOURCE / "emulator" / "nixl_agent.py", SOURCE / "transport" / "nixl.py"]
+
+
+def test_no_duration_is_taken_from_the_wall_clock():
+    """It jumps when it is set; leases, deadlines and heartbeats must not. It only names folders and dates reports."""
+    naming = {SOURCE / "launch" / "cluster.py", SOURCE / "cli" / "bench.py"}
+    readers = {
+        path
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in WALL_CLOCKS
+    }
+    assert readers == naming
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-COMMANDS = ["up", "router", "bench", "compare", "report", "doctor", "version", "keys", "emulator"]
+COMMANDS = ["up", "router", "bench", "compare", "report", "faults", "doctor", "version", "keys", "emulator"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -46,7 +46,8 @@ def test_every_flag_is_used(kvberth_command, asked_for, tmp_path):
     """No setting is dropped on the way."""
     flags = (
         "--modes push,pull --rates 1,2.5 --prompts 100,200 --output-tokens 9 --arrivals poisson --cancel-share 0.1 "
-        "--seconds 4 --repetitions 2 --seed 7 --emulate-link --engine-arg=--x --price-per-gpu-hour 2 --gpus-per-engine 8"
+        "--seconds 4 --repetitions 2 --seed 7 --emulate-link --engine-arg=--x --price-per-gpu-hour 2 "
+        "--gpus-per-engine 8"
     )
     kvberth_command("compare", *EMULATED, "--out", tmp_path, *flags.split())
     [(chosen, resume)] = asked_for

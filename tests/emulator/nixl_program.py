@@ -5,13 +5,16 @@ Run by `test_nixl_agent` as `python -m tests.emulator.nixl_program NAME JSON`; t
 
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from kvberth.emulator import load_profile, nixl_agent
+from kvberth.emulator.faults import FaultFile
 from kvberth.emulator.settings import EmulatorSettings
 
 PATIENCE = 10.0
@@ -114,6 +117,27 @@ def rest(delay_us: int | None) -> Any:
     return time.process_time() - before
 
 
+def faults(post: float, transfer: float) -> Any:
+    """What becomes of a WRITE with such shares of faults, and of one after they are over."""
+    path = Path(tempfile.mkdtemp()) / "faults"
+    shares = FaultFile.create(path)
+    nixl_agent.install(EmulatorSettings(faults=str(path)), load_profile("small"), 1)
+    pair, seen = Pair(), []
+    for _ in range(2):
+        shares.set(post=post, transfer=transfer)
+        handle = pair.handle("WRITE", "array", b"", [1], [2])
+        try:
+            state = pair.one.agent.transfer(handle)
+            while state == "PROC":
+                state = pair.one.agent.check_xfer_state(handle)
+            seen.append(state)
+        except Exception as error:
+            seen.append(type(error).__name__)
+        pair.one.agent.release_xfer_handle(handle)
+        post = transfer = 0.0
+    return seen
+
+
 def moves(link: bool, hows: list[str], notice: str, seconds: float, latency: float) -> Any:
     """Rows 1, 2 and 5 of one against 7, 8 and 3 of two, in each direction and in these ways, one after another."""
     install(link=link, seconds=seconds, latency=latency)
@@ -212,7 +236,7 @@ def twice() -> Any:
     return agent_class.transfer is before
 
 
-PROGRAMS = {each.__name__: each for each in (rest, moves, turns, again, ranks, failed, released, twice)}
+PROGRAMS = {each.__name__: each for each in (rest, faults, moves, turns, again, ranks, failed, released, twice)}
 
 if __name__ == "__main__":
     print(json.dumps(PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

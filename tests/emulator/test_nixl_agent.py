@@ -89,6 +89,21 @@ def test_it_is_done_once(program):
     assert program("twice")
 
 
+# Faults on demand.
+
+
+@pytest.mark.parametrize(
+    ("shares", "seen"),
+    [
+        ({"post": 1.0, "transfer": 0.0}, "nixlBackendError"),
+        ({"post": 0.0, "transfer": 1.0}, "ERR"),
+    ],
+)
+def test_faults_come_and_go_with_the_file(program, shares, seen):
+    """The refusal to post and the error behind a transfer; neither when their share is 0 again."""
+    assert program("faults", **shares) == [seen, "DONE"]
+
+
 # Without the link.
 
 

@@ -4,13 +4,14 @@ import itertools
 import socket
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from kvberth.keys import Keyring, PeerRole, read_key_pair
-from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster, engine
+from kvberth.launch import ClusterSettings, Connector, LaunchError, LocalCluster, Place, engine
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
@@ -46,6 +47,37 @@ def test_block_starts_and_stops_everything(fake_engines, tmp_path):
     assert not one.is_alive
     assert not two.is_alive
     assert "undivided-1" in console.export_text()
+
+
+def test_places_say_where_and_how_each_process_runs(monkeypatch, tmp_path):
+    """Address, port, prefix, environment, settings and arguments of one; the other is as ever."""
+    made: list[tuple[object, int]] = []
+
+    def command(kind, settings, *, port, **_):
+        made.append((settings, port))
+        return [sys.executable, str(FAKE), str(port)]
+
+    monkeypatch.setattr(engine, "engine_command", command)
+    told = tmp_path / "told"
+    place = Place(
+        host="localhost",
+        prefix=("sh", "-c", f'echo "$WHERE" "$@" > {told}; exec "$@"', "sh"),
+        env={"WHERE": "elsewhere"},
+        connector_config={"control_host": "10.0.0.4"},
+        engine_args=("--deaf",),
+    )
+    cluster = LocalCluster(settings(tmp_path), places={"undivided-1": place})
+    monkeypatch.setattr(cluster, "_await", lambda processes: None)
+    with cluster:
+        deadline = time.monotonic() + 10
+        while not (told.exists() and told.read_text().endswith("--deaf\n")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (ours, _), (theirs, port) = made
+        assert ours.connector_config == {}
+        assert theirs.connector_config == {"control_host": "10.0.0.4"}
+        assert cluster.undivided[1].url == f"http://localhost:{port}"
+        assert told.read_text().split() == ["elsewhere", sys.executable, str(FAKE), str(port), "--deaf"]
 
 
 def test_engine_that_dies_at_start_stops_the_others(fake_engines, tmp_path):

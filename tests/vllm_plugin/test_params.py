@@ -127,12 +127,29 @@ def test_settings_have_defaults():
         ({"deadline_seconds": "soon"}, "Expected `float`, got `str`"),
         ({"control_key_file": "k"}, "control_key_file and control_peers_dir need each other"),
         ({"control_peers_dir": "k"}, "control_key_file and control_peers_dir need each other"),
+        ({"control_advertised": "gateway"}, "control_advertised must be HOST:PORT, not 'gateway'"),
+        ({"control_advertised": ":7000"}, "control_advertised must be HOST:PORT"),
+        ({"control_advertised": "gateway:70000"}, "control_advertised must be HOST:PORT"),
     ],
 )
 def test_bad_settings_are_named(config, text):
     """A typing error does not become a default."""
     with pytest.raises(SettingsError, match=text):
         ConnectorSettings.from_extra_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "dialled"),
+    [
+        ({}, ("127.0.0.1", 5000)),
+        ({"control_host": "10.0.0.4"}, ("10.0.0.4", 5000)),
+        ({"control_host": "10.0.0.4", "control_advertised": "gateway:7000"}, ("gateway", 7000)),
+        ({"control_advertised": "::1:7000"}, ("::1", 7000)),
+    ],
+)
+def test_others_dial_what_is_advertised(config, dialled):
+    """Or else what is listened on: here port 5000."""
+    assert ConnectorSettings.from_extra_config(config).dialled_at(5000) == dialled
 
 
 @pytest.mark.parametrize(

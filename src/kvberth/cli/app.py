@@ -7,6 +7,7 @@ from kvberth.cli.compare import compare
 from kvberth.cli.doctor import doctor
 from kvberth.cli.emulator import emulator
 from kvberth.cli.errors import OneLineErrors
+from kvberth.cli.faults import faults
 from kvberth.cli.keys import keys
 from kvberth.cli.report import report
 from kvberth.cli.router import router
@@ -31,6 +32,7 @@ app.command()(router)
 app.command()(bench)
 app.command()(compare)
 app.command()(report)
+app.command()(faults)
 app.command()(doctor)
 app.command()(version)
 app.add_typer(keys, name="keys")

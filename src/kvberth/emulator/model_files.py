@@ -11,12 +11,13 @@ import json
 import os
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvberth.emulator.profile import Profile, dump_profile, load_profile, parse_profile
 
-__all__ = ["PROFILE_FILE", "is_profile", "model_folder", "profile_of_folder"]
+__all__ = ["PROFILE_FILE", "is_profile", "model_folder", "profile_of_folder", "text_of"]
 
 PROFILE_FILE = "kvberth-profile.toml"
 _FORMAT = "1"
@@ -130,6 +131,16 @@ def _tokenizer_config(profile: Profile) -> dict[str, Any]:
         "chat_template": _CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
     }
+
+
+def text_of(token: int) -> str:
+    """What a token reads, of those that are made of ASCII."""
+    return _texts()[token].replace("Ġ", " ")
+
+
+@cache
+def _texts() -> list[str]:
+    return list(_vocabulary()[0])
 
 
 def _vocabulary() -> tuple[dict[str, int], list[list[str]]]:

@@ -3,6 +3,7 @@
 * The progress thread of an agent rests between two rounds. NIXL's Python API sets its rest to 0, with which each agent
   burns a core even when idle, and two engines on a small machine take it from each other. Our own connector has no
   progress thread and is not touched by this.
+* With a file of faults (for drills), some transfers are refused or end with an error; see `faults.py`.
 * With the link on, a transfer is posted as always, with all its descriptors and their cost, and counts as done no
   sooner than the modelled wire allows. Its notice to the other side, which NIXL would send with the last byte, is then
   sent behind it by one thread per process.
@@ -17,10 +18,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvberth.emulator.faults import FaultFile
 from kvberth.emulator.link import LineTable, Wire
 from kvberth.emulator.profile import Profile
 from kvberth.emulator.settings import EmulatorSettings
@@ -51,6 +54,8 @@ def install(settings: EmulatorSettings, profile: Profile, ranks: int) -> None:
         link = profile.link
         wire = Wire(LineTable(), link.bandwidth_gbps / ranks, link.latency_us, profile.bytes_scale)
         _Link(_api.nixl_agent, wire).install(_api.nixl_agent)
+    if settings.faults:
+        _Faults(_api.nixl_agent, FaultFile(Path(settings.faults)), _bindings.nixlBackendError).install(_api.nixl_agent)
 
 
 def _rested(config_class: Any, delay_us: int, sync_mode: Any) -> Any:
@@ -65,6 +70,34 @@ def _rested(config_class: Any, delay_us: int, sync_mode: Any) -> Any:
             super().__setattr__(name, value)
 
     return RestedConfig
+
+
+class _Faults:
+    """Refuses to post, and reports errors, as often as the file of faults says.
+
+    An error is reported only of a transfer that has ended: nothing is in flight behind one that NIXL reports, either.
+    """
+
+    NAMES = ("transfer", "check_xfer_state")
+
+    def __init__(self, agent_class: Any, faults: FaultFile, error_class: type[Exception]) -> None:
+        self._real = {name: getattr(agent_class, name) for name in self.NAMES}
+        self._faults = faults
+        self._error_class = error_class
+
+    def install(self, agent_class: Any) -> None:
+        """Put the methods in place."""
+        for name in self.NAMES:
+            setattr(agent_class, name, _as_method(getattr(self, name)))
+
+    def transfer(self, agent: Any, handle: Any, notif_msg: bytes = b"") -> Any:
+        if self._faults.strikes("post"):
+            raise self._error_class("a fault on demand")
+        return self._real["transfer"](agent, handle, notif_msg)
+
+    def check_xfer_state(self, agent: Any, handle: Any) -> Any:
+        state = self._real["check_xfer_state"](agent, handle)
+        return "ERR" if state == "DONE" and self._faults.strikes("transfer") else state
 
 
 class _Modelled:

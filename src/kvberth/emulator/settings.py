@@ -10,6 +10,8 @@ from kvberth.emulator.errors import EmulatorError
 __all__ = ["EmulatorSettings"]
 
 _KEY = "kvberth_emulator"
+_OURS = {"faults", "counters"}
+"""Set by programs, not by users."""
 
 
 class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,11 +21,13 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         link: completions of transfers take as long as the true bytes would on the profile's link.
         nixl_progress_delay_us: how long NIXL's progress thread rests between two rounds, in microseconds. NIXL's own
             value is 0, with which every agent burns a core, idle or not; 0 leaves it so.
+        faults: the file of `faults.py`, for drills; without one NIXL has no faults but its own.
         counters: the file of `counters.py`; set by the engine for its ranks.
     """
 
     link: bool = False
     nixl_progress_delay_us: int = 1000
+    faults: str = ""
     counters: str = ""
 
     @classmethod
@@ -37,7 +41,7 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         try:
             settings = msgspec.convert(table, cls)
         except msgspec.ValidationError as error:
-            known = ", ".join(name for name in cls.__struct_fields__ if name != "counters")
+            known = ", ".join(name for name in cls.__struct_fields__ if name not in _OURS)
             raise EmulatorError(f"additional-config {_KEY}: {error}; the settings are {known}") from error
         if settings.nixl_progress_delay_us < 0:
             raise EmulatorError(f"additional-config {_KEY}: nixl_progress_delay_us must be 0 or more")

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvberth.keys import KeyFileError, PeerRole, make_key_pair, write_key_pair
 from kvberth.launch.engine import ROLES, EngineKind, EngineProcess, Hardware
+from kvberth.launch.place import Place
 from kvberth.launch.ports import PortLease, is_free
 from kvberth.launch.process import LaunchError, ManagedProcess
 from kvberth.launch.settings import ClusterSettings, Connector
@@ -35,10 +36,14 @@ class LocalCluster:
     Args:
         settings: what to start.
         console: where progress is shown; None shows nothing.
+        places: where processes run that do not simply run on this machine, by their names, such as `prefill-0`.
     """
 
-    def __init__(self, settings: ClusterSettings, console: Console | None = None) -> None:
+    def __init__(
+        self, settings: ClusterSettings, console: Console | None = None, places: Mapping[str, Place] | None = None
+    ) -> None:
         self.settings = settings
+        self._places = places or {}
         self._console = console or Console(quiet=True)
         self._ports = PortLease(settings.host)
         self.run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"kvberth-{os.getpid()}-{time.time_ns()}"
@@ -146,6 +151,7 @@ class LocalCluster:
         key_files = {(kind, index): self.key_file(f"{kind}-{index}") for kind, index in kinds if kind in ROLES}
         router_key = self.key_file("router", PeerRole.ROUTER) if settings.decode else None
         for position, (kind, index) in enumerate(kinds):
+            place = self._place(f"{kind}-{index}")
             engine = EngineProcess(
                 kind,
                 index,
@@ -153,10 +159,11 @@ class LocalCluster:
                 hardware,
                 num_engines=len(kinds),
                 position=position,
-                port=self._ports.take(),
+                port=place.port or self._ports.take(),
                 control_port=self._ports.take(_CONTROL_PORTS) if self._has_control_channel(kind) else 0,
                 run_dir=self.run_dir,
                 key_file=key_files.get((kind, index)),
+                place=place,
             )
             self.engines.append(engine)
             engine.start()
@@ -171,10 +178,14 @@ class LocalCluster:
         is_vllm_decode = kind is EngineKind.DECODE and self.settings.connector is Connector.VLLM
         return kind is EngineKind.PREFILL or is_vllm_decode
 
+    def _place(self, name: str) -> Place:
+        return self._places.get(name, Place())
+
     def _make_router(self, key_file: Path | None) -> ManagedProcess:
-        settings = self.settings
-        port = settings.port if settings.port is not None else self._ports.take()
-        command = [sys.executable, "-m", "kvberth", "router", "--host", settings.host, "--port", str(port)]
+        settings, place = self.settings, self._place("router")
+        host = place.host or settings.host
+        port = settings.port or place.port or self._ports.take()
+        command = [*place.prefix, sys.executable, "-m", "kvberth", "router", "--host", host, "--port", str(port)]
         command += ["--mode", settings.mode]
         if key_file is not None:
             command += ["--control-key-file", str(key_file), "--control-peers-dir", str(key_file.parent)]
@@ -183,9 +194,8 @@ class LocalCluster:
         for engine in self.decode:
             command += ["--decode", engine.url]
         command += settings.router_args
-        return ManagedProcess(
-            "router", command, os.environ, self.run_dir / "router.log", f"http://{settings.host}:{port}"
-        )
+        env = {**os.environ, **place.env}
+        return ManagedProcess("router", command, env, self.run_dir / "router.log", f"http://{host}:{port}")
 
     def _await(self, processes: Sequence[ManagedProcess]) -> None:
         """Until all are ready, with a line for each."""

@@ -6,12 +6,13 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from kvberth import emulator
+from kvberth.launch.place import Place
 from kvberth.launch.process import ManagedProcess
 from kvberth.launch.settings import ClusterSettings, Connector
 from kvberth.protocol import TransferMode
@@ -89,28 +90,37 @@ class EngineProcess(ManagedProcess):
         control_port: int,
         run_dir: Path,
         key_file: Path | None = None,
+        place: Place = Place(),  # noqa: B008 - frozen
     ) -> None:
         self.kind = kind
         self.key_file = key_file
+        self.control_port = control_port
         name = f"{kind}-{index}"
+        settings = replace(
+            settings,
+            host=place.host or settings.host,
+            connector_config={**settings.connector_config, **place.connector_config},
+        )
+        command = engine_command(
+            kind,
+            settings,
+            port=port,
+            control_port=control_port,
+            engines_per_gpu=hardware.engines_per_gpu(num_engines),
+            key_file=key_file,
+        )
+        environment = engine_environment(
+            settings,
+            hardware,
+            os.environ,
+            num_engines=num_engines,
+            position=position,
+            control_port=control_port,
+        )
         super().__init__(
             name,
-            engine_command(
-                kind,
-                settings,
-                port=port,
-                control_port=control_port,
-                engines_per_gpu=hardware.engines_per_gpu(num_engines),
-                key_file=key_file,
-            ),
-            engine_environment(
-                settings,
-                hardware,
-                os.environ,
-                num_engines=num_engines,
-                position=position,
-                control_port=control_port,
-            ),
+            [*place.prefix, *command, *place.engine_args],
+            {**environment, **place.env},
             run_dir / f"{name}.log",
             f"http://{settings.host}:{port}",
         )

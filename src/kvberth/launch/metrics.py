@@ -36,6 +36,11 @@ class EngineMetrics:
         """The sum over all series of the sample `name` that have these labels; 0 if there are none."""
         return _total(self._read(name), name, labels)
 
+    def values(self, *names: str) -> dict[str, float]:
+        """As `value`, of several samples in one reading."""
+        samples = self._read(*names)
+        return {name: _total(samples, name, {}) for name in names}
+
     def moved(self) -> Moved:
         """What this decode worker has received since it started."""
         page = self._read("kvberth:transfer")
@@ -63,11 +68,11 @@ class EngineMetrics:
                 )
             time.sleep(0.05)
 
-    def _read(self, prefix: str) -> list[Sample]:
-        """The samples whose names begin with `prefix`; the page has thousands of others."""
+    def _read(self, *prefixes: str) -> list[Sample]:
+        """The samples whose names begin with one of these; the page has thousands of others."""
         with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:  # noqa: S310 - our own URL
             text = answer.read().decode()
-        wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(prefix))
+        wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(prefixes))
         return [sample for family in text_string_to_metric_families(wanted) for sample in family.samples]
 
 

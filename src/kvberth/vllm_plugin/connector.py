@@ -61,14 +61,15 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
+            host, port = settings.dialled_at(_control_port(vllm_config))
             self._scheduler = SchedulerSide(
                 settings,
                 block_size=vllm_config.cache_config.block_size,
                 is_producer=transfer_config.is_kv_producer,
                 is_consumer=transfer_config.is_kv_consumer,
                 engine_id=str(transfer_config.engine_id),
-                host=settings.control_host,
-                port=_control_port(vllm_config),
+                host=host,
+                port=port,
                 tp_size=vllm_config.parallel_config.tensor_parallel_size,
                 public_key=keyring.own.certificate.public_key if keyring is not None else "",
             )
@@ -224,11 +225,12 @@ class KVBerthConnector(KVConnectorBase_V1, SupportsHMA):
         assert transfer_config is not None
         settings = _settings_of(vllm_config)
         keyring = settings.keyring()
+        host, port = settings.dialled_at(_control_port(vllm_config))
         engine_info = {
             "role": str(transfer_config.kv_role),
             "engine_id": str(transfer_config.engine_id),
-            "control_host": settings.control_host,
-            "control_port": str(_control_port(vllm_config)),
+            "control_host": host,
+            "control_port": str(port),
             "tp_size": str(vllm_config.parallel_config.tensor_parallel_size),
             "transfer_mode": str(settings.transfer_mode),
             "protocol_version": str(PROTOCOL_VERSION),

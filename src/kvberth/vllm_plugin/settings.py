@@ -12,6 +12,9 @@ from kvberth.protocol import Timing, TransferMode
 __all__ = ["ConnectorSettings", "SettingsError", "is_loopback"]
 
 
+_PORTS = 65536
+
+
 class SettingsError(ValueError):
     """A setting that cannot be used; the text says what would be right."""
 
@@ -22,6 +25,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         transfer_mode: for requests that do not say.
         control_host: where a prefill worker listens, and what it tells decode workers.
+        control_advertised: `HOST:PORT` that it tells them instead, where what it listens on cannot be dialled from
+            elsewhere (address translation, a mapped port); rank r is looked for at PORT + r.
         lease_seconds: how long a prefill worker holds finished blocks for a decode worker that has not come.
         deadline_seconds: how long a decode worker waits for the KV of one request.
         stream_during_prefill: WRITE each chunk's blocks as soon as it is computed; if false, all at the prompt's end.
@@ -35,6 +40,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     transfer_mode: TransferMode = TransferMode.PUSH
     control_host: str = "127.0.0.1"
+    control_advertised: str = ""
     lease_seconds: float = Timing().lease_seconds
     deadline_seconds: float = Timing().deadline_seconds
     stream_during_prefill: bool = True
@@ -61,7 +67,17 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 raise SettingsError(f"kv_connector_extra_config: {name} must be above 0")
         if (settings.control_key_file is None) is not (settings.control_peers_dir is None):
             raise SettingsError("kv_connector_extra_config: control_key_file and control_peers_dir need each other")
+        host, _, port = settings.control_advertised.rpartition(":")
+        if settings.control_advertised and not (host and port.isdecimal() and 0 < int(port) < _PORTS):
+            raise SettingsError(
+                f"kv_connector_extra_config: control_advertised must be HOST:PORT, not {settings.control_advertised!r}"
+            )
         return settings
+
+    def dialled_at(self, control_port: int) -> tuple[str, int]:
+        """Host and port by which others find the control channel of rank 0, which listens on `control_port`."""
+        host, _, port = self.control_advertised.rpartition(":")
+        return (host, int(port)) if host else (self.control_host, control_port)
 
     def check_listening(self) -> None:
         """Whether a prefill worker may listen where it is told to.

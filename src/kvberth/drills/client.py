@@ -1,0 +1,97 @@
+"""Sends a plan's requests at their times and keeps what comes back; `judge` says what it means.
+
+`kvberth.bench` measures requests that are all alike and streamed; here some are not streamed, some clients leave, and
+of a broken answer the text so far counts.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from kvberth.bench.target import open_session
+from kvberth.drills.traffic import DrillRequest
+
+__all__ = ["GRACE_SECONDS", "Reply", "send_all"]
+
+GRACE_SECONDS = 3.0
+"""After its deadline a request may take so long to bring the error; one that takes longer hangs."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What has come of one request. Times count from the start of the traffic.
+
+    Attributes:
+        status: of the HTTP answer; None if there was none.
+        body: as far as it came.
+        broken: how the connection ended, if not by the end of an answer.
+        has_left: the client went away, as planned.
+        is_hung: nothing came to an end within deadline and grace.
+    """
+
+    request: DrillRequest
+    sent_seconds: float
+    ended_seconds: float = 0.0
+    status: int | None = None
+    body: bytes = b""
+    broken: str | None = None
+    has_left: bool = False
+    is_hung: bool = False
+
+
+async def send_all(url: str, model: str, requests: Sequence[DrillRequest], start: float | None = None) -> list[Reply]:
+    """Send each request to the router at its time; returns when all have ended, in the plan's order.
+
+    Args:
+        start: of the traffic, by `time.monotonic`; None is now.
+    """
+    start = time.monotonic() if start is None else start
+    bodies = [_body(each, model) for each in requests]
+    async with open_session() as session, asyncio.TaskGroup() as group:
+        tasks = []
+        for request, body in zip(requests, bodies, strict=True):
+            await asyncio.sleep(max(0.0, start + request.arrival_seconds - time.monotonic()))
+            tasks.append(group.create_task(_send(session, url, request, body, start)))
+    return [each.result() for each in tasks]
+
+
+def _body(request: DrillRequest, model: str) -> bytes:
+    return msgspec.json.encode(
+        {
+            "model": model,
+            "prompt": request.prompt,
+            "max_tokens": request.output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": request.is_streamed,
+        }
+    )
+
+
+async def _send(session: aiohttp.ClientSession, url: str, request: DrillRequest, body: bytes, start: float) -> Reply:
+    reply = Reply(request, time.monotonic() - start)
+    headers = {
+        "content-type": "application/json",
+        "x-kvberth-mode": request.mode,
+        "x-kvberth-timeout-seconds": f"{request.deadline_seconds:g}",
+    }
+    patience = request.leaves_after_seconds
+    try:
+        async with (
+            asyncio.timeout(request.deadline_seconds + GRACE_SECONDS if patience is None else patience),
+            session.post(f"{url}/v1/completions", data=body, headers=headers) as response,
+        ):
+            reply.status = response.status
+            while piece := await response.content.readany():
+                reply.body += piece
+    except TimeoutError:
+        reply.has_left = patience is not None
+        reply.is_hung = patience is None
+    except (aiohttp.ClientError, OSError) as error:
+        reply.broken = f"{type(error).__name__}: {error}"
+    reply.ended_seconds = time.monotonic() - start
+    return reply

@@ -1,0 +1,199 @@
+"""Runs one drill: traffic, a fault at a random moment of it, the return to order, the verdict.
+
+traffic   |----------- open loop ------------|           |--- aftermath ---|
+fault           |---- hold ----|  (restart)     whole?                       settle   look
+requests  right, or excused if under way then              all right
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from kvberth.drills.catalogue import Drill
+from kvberth.drills.client import send_all
+from kvberth.drills.cluster import ENGINES, MODEL, DrillCluster
+from kvberth.drills.faults import Fault
+from kvberth.drills.health import HealthSample, Outage, untruths
+from kvberth.drills.judge import Outcome, Window, judge, objections
+from kvberth.drills.results import DrillRow
+from kvberth.drills.states import EngineState, ProcessState, growth, held_blocks, leftovers, new_corruptions
+from kvberth.drills.traffic import TrafficShape, plan_traffic
+from kvberth.launch import LaunchError
+
+__all__ = ["run_drill", "warm_up"]
+
+_BEFORE_SECONDS = (1.0, 3.0)
+"""The fault begins within these."""
+_AFTER_SECONDS = 3.0
+"""Traffic goes on for so long after it."""
+_AFTERMATH = TrafficShape(rate=4.0)
+_AFTERMATH_SECONDS = 2.5
+_REACTION_SECONDS = 2.0
+"""So long after a fault's end requests may still be sent where it was felt."""
+_WHOLE_SECONDS = 60.0
+"""A breaker's longest pause is 30 s, and then a request must come."""
+_LOOK_SECONDS = 0.25
+_QUIET_SECONDS = 6.0
+"""Until idle connections between router and engines have been closed, and open files can be counted."""
+
+
+async def run_drill(
+    cluster: DrillCluster, drill: Drill, *, seed: int, number: int, baseline: dict[str, ProcessState]
+) -> DrillRow:
+    """One drill, once.
+
+    Args:
+        number: of the round, for the row.
+        baseline: the processes before the first drill; those that are started anew here take their places.
+
+    Raises:
+        LaunchError: the cluster is not whole again afterwards, so that no other drill can follow.
+    """
+    chance = random.Random(seed)  # noqa: S311 - not a secret
+    victims = chance.choice(drill.victims)
+    fault = drill.fault(victims, chance)
+    down = victims if drill.is_down else ()
+    begin = chance.uniform(*_BEFORE_SECONDS)
+    before = await asyncio.to_thread(cluster.engine_states)
+    plan = plan_traffic(drill.traffic, max(drill.traffic_seconds, begin + drill.hold_seconds + _AFTER_SECONDS), seed)
+    clock = _Clock()
+    async with _watching(cluster, clock) as samples:
+        sending = asyncio.create_task(send_all(cluster.url, MODEL, plan, clock.start))
+        window = await _strike(cluster, fault, clock, begin, drill.hold_seconds)
+        whole = asyncio.create_task(_await_whole(cluster, down, clock))
+        replies = await sending
+        back = await whole
+    aftermath = await send_all(cluster.url, MODEL, plan_traffic(_AFTERMATH, _AFTERMATH_SECONDS, seed + 1))
+    states, processes = await _settle(cluster, drill.settle_seconds)
+    verdicts = [judge(each) for each in replies]
+    after_verdicts = [judge(each) for each in aftermath]
+    corruptions = new_corruptions(before, states)
+    problems = [
+        *objections(replies, verdicts, Window(window.begin, window.end + _REACTION_SECONDS), drill.excused),
+        *(f"afterwards, {each}" for each in objections(aftermath, after_verdicts)),
+        *untruths(samples, [_outage(name, drill, window, back) for name in down]),
+        *leftovers(states),
+        *growth(baseline, processes),
+        *([f"{corruptions} KV contexts held wrong words"] if corruptions else []),
+    ]
+    baseline.update({name: each for name, each in processes.items() if baseline[name].pid != each.pid})
+    counts = Counter(each.outcome for each in [*verdicts, *after_verdicts])
+    return DrillRow(
+        drill=drill.name,
+        round=number,
+        seed=seed,
+        began_seconds=round(window.begin, 2),
+        requests=counts.total(),
+        right=counts[Outcome.RIGHT],
+        refused=counts[Outcome.REFUSED],
+        left=counts[Outcome.LEFT],
+        broken=counts[Outcome.BROKEN],
+        wrong=counts[Outcome.WRONG],
+        hung=counts[Outcome.HUNG],
+        leaked_blocks=held_blocks(states),
+        corruptions=corruptions,
+        slowest_seconds=round(max(each.ended_seconds - each.sent_seconds for each in [*replies, *aftermath]), 2),
+        problems=problems,
+    )
+
+
+async def warm_up(cluster: DrillCluster) -> dict[str, ProcessState]:
+    """Some requests of each kind, so that pools have their threads; returns the processes as they are then.
+
+    Raises:
+        LaunchError: even these are not answered rightly.
+    """
+    replies = await send_all(cluster.url, MODEL, plan_traffic(TrafficShape(rate=8.0), 4.0, seed=1))
+    if found := objections(replies, [judge(each) for each in replies]):
+        raise LaunchError(f"the cluster does not even serve without faults: {found[0]}")
+    await asyncio.sleep(_QUIET_SECONDS)
+    return await asyncio.to_thread(cluster.process_states)
+
+
+class _Clock:
+    """Seconds since the traffic began."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() - self.start
+
+    async def sleep_until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - self.now()))
+
+
+async def _strike(cluster: DrillCluster, fault: Fault, clock: _Clock, begin: float, hold_seconds: float) -> Window:
+    """The fault, from its beginning to its end; it is undone in any case."""
+    await clock.sleep_until(begin)
+    began = clock.now()
+    try:
+        await asyncio.to_thread(fault.begin, cluster)
+        await clock.sleep_until(began + hold_seconds)
+    finally:
+        await asyncio.to_thread(fault.end, cluster)
+    return Window(began, clock.now())
+
+
+async def _await_whole(cluster: DrillCluster, down: Sequence[str], clock: _Clock) -> dict[str, float]:
+    """Until every process answers and the router would use every engine; returns when each was back.
+
+    Raises:
+        LaunchError: that does not come.
+    """
+    back = {}
+    for name in down:
+        await asyncio.to_thread(cluster.await_ready, name)
+        back[name] = clock.now()
+    deadline = clock.now() + _WHOLE_SECONDS
+    while True:
+        sample = await asyncio.to_thread(cluster.health, clock.now())
+        if sample.usable is not None and len(sample.usable) == len(ENGINES) and all(sample.usable.values()):
+            return back
+        if clock.now() > deadline:
+            raise LaunchError(f"after {_WHOLE_SECONDS:g} s the router does not use every engine: {sample.usable}")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def _watching(cluster: DrillCluster, clock: _Clock) -> AsyncIterator[list[HealthSample]]:
+    """Samples of `/health` while the context is open."""
+    samples: list[HealthSample] = []
+
+    async def look() -> None:
+        while True:
+            samples.append(await asyncio.to_thread(cluster.health, clock.now()))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield samples
+    finally:
+        looking.cancel()
+
+
+def _outage(name: str, drill: Drill, window: Window, back: Mapping[str, float]) -> Outage:
+    return Outage(
+        name=name,
+        begin=window.begin,
+        end=window.end,
+        back=back[name],
+        is_certain=drill.notice_seconds is not None,
+        notice_seconds=drill.notice_seconds or 0.0,
+    )
+
+
+async def _settle(
+    cluster: DrillCluster, patience_seconds: float
+) -> tuple[dict[str, EngineState], dict[str, ProcessState]]:
+    """What is held, and the processes, when nothing should be held any more: as soon as that is so, or at the end."""
+    deadline = time.monotonic() + patience_seconds
+    states = await asyncio.to_thread(cluster.engine_states)
+    while leftovers(states) and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_SECONDS)
+        states = await asyncio.to_thread(cluster.engine_states)
+    await asyncio.sleep(_QUIET_SECONDS)
+    return states, await asyncio.to_thread(cluster.process_states)

@@ -1,0 +1,80 @@
+"""What an engine holds, and what it must not hold any more when a drill is over. No I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["EngineState", "ProcessState", "growth", "held_blocks", "leftovers", "new_corruptions"]
+
+_THREADS_SLACK, _FILES_SLACK = 8, 24
+"""Threads of a pool that had no work before, connections that are kept for a while. What leaks in every drill grows
+past them, since each drill is compared with the state before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One engine, by its own `/metrics`.
+
+    Attributes:
+        held_blocks: blocks of the KV cache that are not free.
+        leased_blocks: those of them that wait for a decode worker.
+        requests: running and waiting.
+        corruptions: KV contexts that held wrong words, since its start.
+    """
+
+    held_blocks: int
+    leased_blocks: int
+    requests: int
+    corruptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One engine or the router with its family, by the kernel.
+
+    Attributes:
+        pid: of the process itself; another one is another start.
+    """
+
+    pid: int
+    threads: int
+    files: int
+    rss_bytes: int
+
+
+def held_blocks(states: Mapping[str, EngineState]) -> int:
+    """Of all engines."""
+    return sum(state.held_blocks for state in states.values())
+
+
+def new_corruptions(before: Mapping[str, EngineState], after: Mapping[str, EngineState]) -> int:
+    """Of all engines. The count of one that was started anew meanwhile begins at 0."""
+    total = 0
+    for name, now in after.items():
+        then = before[name].corruptions if name in before else 0
+        total += now.corruptions - then if now.corruptions >= then else now.corruptions
+    return total
+
+
+def leftovers(states: Mapping[str, EngineState]) -> list[str]:
+    """What is still held although nothing is asked for."""
+    return [
+        f"{name} holds {state.held_blocks} blocks ({state.leased_blocks} leased) and {state.requests} requests"
+        for name, state in states.items()
+        if state.held_blocks or state.leased_blocks or state.requests
+    ]
+
+
+def growth(before: Mapping[str, ProcessState], after: Mapping[str, ProcessState]) -> list[str]:
+    """Threads and open files that have come and not gone, by processes that have lived on meanwhile."""
+    found = []
+    for name, now in after.items():
+        then = before.get(name)
+        if then is None or then.pid != now.pid:
+            continue
+        for what, old, new, slack in (
+            ("threads", then.threads, now.threads, _THREADS_SLACK),
+            ("open files", then.files, now.files, _FILES_SLACK),
+        ):
+            if new > old + slack:
+                found.append(f"{name} had {old} {what} before, and has {new}")
+    return found

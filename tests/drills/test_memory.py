@@ -1,0 +1,57 @@
+"""Growth is told from noise."""
+
+import numpy as np
+import pytest
+
+from kvberth.drills.memory import MemorySample, memory_objections, memory_trends
+from kvberth.drills.states import ProcessState
+
+MB = 1_000_000
+
+
+def samples(per_hour_bytes: float, *, noise_bytes: float = MB, count: int = 60, pid: int = 7) -> list[MemorySample]:
+    """One a minute of a process of 1.2 GB."""
+    noise = np.random.default_rng(0).normal(0, noise_bytes, count)
+    return [
+        MemorySample(minute * 60.0, {"router": _process(1200 * MB + per_hour_bytes * minute / 60 + noise[minute], pid)})
+        for minute in range(count)
+    ]
+
+
+def _process(rss: float, pid: int) -> ProcessState:
+    return ProcessState(pid=pid, threads=1, files=1, rss_bytes=int(rss))
+
+
+@pytest.mark.parametrize(("growth", "is_found"), [(0, False), (10 * MB, False), (100 * MB, True), (-100 * MB, False)])
+def test_growth_is_found(growth, is_found):
+    """24 MB per hour are tolerated."""
+    (trend,) = memory_trends(samples(growth))
+    assert trend.bytes_per_hour == pytest.approx(growth, abs=3 * MB)
+    assert trend.is_growing is is_found
+    assert bool(memory_objections([trend])) is is_found
+
+
+def test_noise_is_no_growth():
+    """What may be chance is not held against it."""
+    (trend,) = memory_trends(samples(0, noise_bytes=200 * MB, count=12))
+    assert not trend.is_growing
+
+
+def test_the_beginning_does_not_count():
+    """Pools fill."""
+    early = [MemorySample(each.at - 600.0, {"router": _process(500 * MB, 7)}) for each in samples(0, count=10)]
+    (trend,) = memory_trends([*early, *samples(0)])
+    assert not trend.is_growing
+    assert trend.samples < 60
+
+
+def test_a_new_start_is_another_process():
+    """And one that was hardly seen is none."""
+    trends = memory_trends([*samples(0, pid=7), *samples(0, pid=8), *samples(0, pid=9, count=4)])
+    assert [trend.name for trend in trends] == ["router", "router"]
+
+
+def test_objection_names_the_process():
+    """With the slope."""
+    (line,) = memory_objections(memory_trends(samples(100 * MB, noise_bytes=0.0)))
+    assert line == "router grows by 100.0 MB per hour (± 0.0)"

@@ -1,0 +1,48 @@
+"""What is left behind is found."""
+
+from dataclasses import replace
+
+from kvberth.drills.states import EngineState, ProcessState, growth, held_blocks, leftovers, new_corruptions
+
+FREE = EngineState(held_blocks=0, leased_blocks=0, requests=0, corruptions=0)
+PROCESS = ProcessState(pid=7, threads=60, files=130, rss_bytes=1 << 30)
+
+
+def test_nothing_is_left():
+    """Of two engines without work."""
+    assert leftovers({"p": FREE, "d": FREE}) == []
+    assert held_blocks({"p": FREE, "d": FREE}) == 0
+
+
+def test_each_thing_that_is_left_is_named():
+    """Blocks, leases and requests, by engine."""
+    states = {"p": replace(FREE, held_blocks=5, leased_blocks=5), "d": replace(FREE, requests=1)}
+    assert leftovers(states) == [
+        "p holds 5 blocks (5 leased) and 0 requests",
+        "d holds 0 blocks (0 leased) and 1 requests",
+    ]
+    assert held_blocks(states) == 5
+
+
+def test_corruptions_are_counted_over_a_restart():
+    """The counter of an engine that was started anew begins at 0."""
+    before = {"p": replace(FREE, corruptions=3), "d": replace(FREE, corruptions=3)}
+    after = {"p": replace(FREE, corruptions=4), "d": replace(FREE, corruptions=2)}
+    assert new_corruptions(before, after) == 3
+    assert new_corruptions(before, before) == 0
+
+
+def test_threads_and_files_that_do_not_go_are_found():
+    """Beyond what pools and idle connections take."""
+    more = replace(PROCESS, threads=80, files=200)
+    assert growth({"p": PROCESS}, {"p": replace(PROCESS, threads=62, files=140)}) == []
+    assert growth({"p": PROCESS}, {"p": more}) == [
+        "p had 60 threads before, and has 80",
+        "p had 130 open files before, and has 200",
+    ]
+
+
+def test_a_process_that_was_started_anew_is_not_compared():
+    """Nor one that was not there before."""
+    more = replace(PROCESS, pid=8, threads=80)
+    assert growth({"p": PROCESS}, {"p": more, "d": more}) == []
