@@ -271,7 +271,7 @@ async def raw(client, request):
     return answer
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1/completions/", "/v1/audio/speech"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/nothing", "/v1/completions/", "/v1/audio/speech"])
 async def test_what_is_not_there(site, path):
     """A 404 in OpenAI's form that lists what is."""
     client = await site.router([await site.prefill()], [await site.decode()])
