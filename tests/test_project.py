@@ -91,7 +91,7 @@ def test_no_duration_is_taken_from_the_wall_clock():
     """It jumps when it is set; leases, deadlines and heartbeats must not. It only names folders and dates reports."""
     naming = {
         *(SOURCE / "launch" / "cluster.py", SOURCE / "cli" / "bench.py", SOURCE / "compare" / "store.py"),
-        *(SOURCE / "keys" / "files.py", SOURCE / "router" / "proxy.py"),  # when keys were made, when a request came
+        *(SOURCE / "keys" / "files.py", SOURCE / "router" / "call.py"),  # when keys were made, when a request came
     }
     readers = {
         path

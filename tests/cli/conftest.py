@@ -14,7 +14,7 @@ from kvberth.cli import app
 @pytest.fixture(autouse=True)
 def _no_settings_of_ours(monkeypatch):
     """What the developer's own environment sets is not part of any test."""
-    for name in [each for each in os.environ if each.startswith("KVBERTH_")]:
+    for name in [each for each in os.environ if each.startswith(("KVBERTH_", "OTEL_"))]:
         monkeypatch.delenv(name)
 
 

@@ -12,6 +12,7 @@ from kvberth.router import RouterConfig
 from kvberth.router.binding import Binding as RouterBinding
 from kvberth.router.choice import DecodePolicy as RouterDecodePolicy
 from kvberth.router.choice import PrefillPolicy as RouterPrefillPolicy
+from kvberth.router.tracing import TracingError
 
 OTHER_VALUES = {
     "engines": ("http://e:1", "http://e:2"),
@@ -44,6 +45,7 @@ OTHER_VALUES = {
     "engine_ca_file": __file__,
     "control_key_file": "router.key_secret",
     "control_peers_dir": "keys",
+    "otlp_traces_endpoint": "http://collector:4317",
 }
 FLAGS = {"engines": "--engine"}  # repeated, and so in the singular
 OTHER_FLAGS = {"engine_insecure", "continue_streams"}  # contradicts another one; a switch
@@ -147,3 +149,19 @@ def test_a_file_that_is_no_certificate_is_named(kvberth_command):
     result = kvberth_command("router", "--decode", "https://d:1", "--engine-ca-file", __file__)
     assert result.exit_code == 2
     assert "a certificate or key cannot be used" in result.stderr
+
+
+def test_traces_that_cannot_be_made_are_one_line(kvberth_command, monkeypatch):
+    """The endpoint may come from OpenTelemetry's own variable; what it lacks is said before anything starts."""
+    settings = []
+
+    def serve(config):
+        settings.append(config)
+        raise TracingError("otlp_traces_endpoint: needs OpenTelemetry")
+
+    monkeypatch.setattr(kvberth.router, "serve", serve)
+    result = kvberth_command(
+        "router", "--decode", "http://d:1", OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://collector:4317"
+    )
+    assert settings[0].otlp_traces_endpoint == "http://collector:4317"
+    assert (result.exit_code, result.stderr) == (2, "kvberth: otlp_traces_endpoint: needs OpenTelemetry\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -312,6 +313,17 @@ class Client:
                 if line.startswith(name + " "):
                     return float(line.rpartition(" ")[2])
         return 0.0
+
+    async def total(self, name: str, **labels: str) -> float:
+        """The sum of all lines of a name in the router's /metrics that have these labels, once nothing is in flight.
+
+        A request is counted a moment after its client has the last of its answer.
+        """
+        await self.until_idle()
+        async with self.get("/metrics") as response:
+            lines = re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", await response.text(), re.MULTILINE)
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        return sum(float(value) for each, said, value in lines if each == name and wanted <= set(said.split(",")))
 
     async def health(self) -> dict[str, Any]:
         async with self.get("/health") as response:

@@ -281,7 +281,7 @@ async def test_stream_that_is_left_early_ends_at_the_engine(pair):
         async with asyncio.timeout(5):
             await decode.aborted.wait()
             await router.until_idle()
-        assert await router.metric("kvberth_router_client_disconnects_total") == 1
+        assert await router.total("kvberth_router_client_disconnects_total", phase="decode") == 1
 
 
 @pytest.mark.parametrize("leave", ["with", "close"])

@@ -10,7 +10,8 @@ import kvberth.router
 
 PURE = (
     *("admission", "answer", "binding", "breaker", "choice", "config", "continuation", "deadline", "engines"),
-    *("errors", "fleet", "forms", "headers", "journal", "life", "load", "prefix", "request", "timeline", "transfer"),
+    *("errors", "figures", "fleet", "forms", "headers", "journal", "life", "load", "prefix", "request", "spans"),
+    *("tally", "timeline", "transfer"),
 )
 NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
 
@@ -50,7 +51,7 @@ def test_there_is_one_clock(path):
     """
     nodes = list(ast.walk(ast.parse(path.read_text())))
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time"}
-    assert used <= {"monotonic"} | ({"time"} if path.stem == "proxy" else set())
+    assert used <= {"monotonic"} | ({"time"} if path.stem == "call" else set())
     assert not any(isinstance(node, ast.ImportFrom) and node.module == "time" for node in nodes)
 
 
@@ -58,10 +59,11 @@ def test_there_is_one_clock(path):
 def test_the_router_stands_alone(path):
     """It knows nothing of vLLM, NIXL or the connector: it runs where none of them is installed.
 
-    What it says to prefill workers are messages of the protocol, which is free of all that, too.
+    What it says to prefill workers are messages of the protocol, which is free of all that, too. OpenTelemetry is an
+    extra, which one module imports where traces are asked for.
     """
     allowed = {"aiohttp", "kvberth", "msgspec", "prometheus_client", "starlette", "uvicorn", "zmq"}
-    allowed |= sys.stdlib_module_names
+    allowed |= sys.stdlib_module_names | ({"opentelemetry"} if path.stem == "otel" else set())
     imported = set(imports_of(path))
     assert {each.partition(".")[0] for each in imported} <= allowed
     assert all(

@@ -107,6 +107,14 @@ def router(
     control_peers_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The public keys of prefill workers that have one.")
     ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            help="Collector of OpenTelemetry traces, as for vLLM; none, no traces.",
+        ),
+    ] = None,
 ) -> None:
     """Serve one OpenAI-compatible address in front of prefill and decode workers."""
     from kvberth.keys import KeyFileError  # noqa: PLC0415
@@ -116,6 +124,7 @@ def router(
     from kvberth.router.choice import DecodePolicy as RouterDecodePolicy  # noqa: PLC0415
     from kvberth.router.choice import PrefillPolicy as RouterPrefillPolicy  # noqa: PLC0415
     from kvberth.router.engines_file import EnginesFileError  # noqa: PLC0415
+    from kvberth.router.tracing import TracingError  # noqa: PLC0415
 
     del config  # its callback has used it
     try:
@@ -152,13 +161,14 @@ def router(
             engine_insecure=engine_insecure,
             control_key_file=_text(control_key_file),
             control_peers_dir=_text(control_peers_dir),
+            otlp_traces_endpoint=otlp_traces_endpoint,
         )
     except ValueError as error:
         raise BadSettings(str(error)) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(settings)
-    except (EnginesFileError, KeyFileError) as error:
+    except (EnginesFileError, KeyFileError, TracingError) as error:
         raise BadSettings(str(error)) from error
     except ssl.SSLError as error:
         raise BadSettings(f"a certificate or key cannot be used: {error}") from error

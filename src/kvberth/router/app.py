@@ -40,6 +40,7 @@ from kvberth.router.relay import MODEL, Relay, Relayed
 from kvberth.router.request import Endpoint
 from kvberth.router.roster import Roster, log_breaker, rereading
 from kvberth.router.status import status_routes
+from kvberth.router.tracing import tracing_to
 from kvberth.router.watch import watching
 
 __all__ = ["create_app"]
@@ -49,11 +50,13 @@ def create_app(config: RouterConfig) -> Starlette:
     """The router as an ASGI application. Its connections and its watch over the engines live with its lifespan.
 
     Raises `EnginesFileError` if there is an engines file that cannot be used, `ssl.SSLError` if the engines' authority
-    cannot, `KeyFileError` if the keys for the control channel cannot.
+    cannot, `KeyFileError` if the keys for the control channel cannot, `TracingError` if traces are asked for and cannot
+    be made.
     """
     in_file = read_engines_file(Path(config.engines_file)) if config.engines_file is not None else []
     tls = _engine_tls(config)
     keyring = _keyring(config)
+    open_tracing = tracing_to(config.otlp_traces_endpoint)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -62,6 +65,7 @@ def create_app(config: RouterConfig) -> Starlette:
             Control(keyring) as control,
             open_session(config.connect_timeout_seconds, api_key=config.engine_api_key, tls=tls) as session,
             watching(session, config.health_interval_seconds) as watch,
+            open_tracing() as tracing,
         ):
             fleet = Fleet(
                 prefill_policy=config.prefill_policy,
@@ -76,7 +80,9 @@ def create_app(config: RouterConfig) -> Starlette:
                 roster.add(each.url, each.role, Source.SETTINGS)
             roster.apply(in_file)
             metrics = Metrics(fleet, lambda: admission.in_flight, lambda: admission.queued)
-            app.state.service = Service(config, fleet, roster, watch, metrics, session, control, admission, Journal())
+            app.state.service = Service(
+                config, fleet, roster, watch, metrics, session, control, admission, Journal(), tracing
+            )
             with rereading(roster, Path(config.engines_file) if config.engines_file is not None else None):
                 yield
 

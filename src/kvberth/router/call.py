@@ -19,6 +19,7 @@ from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.headers import REQUEST_ID, TIMEOUT
 from kvberth.router.reply import Reply, StallWatch
+from kvberth.router.timeline import CLIENT_STALLED, CLIENT_WENT_AWAY, Timeline
 
 __all__ = ["ABORT_EXTENSION", "SERVER_SEND", "Call"]
 
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 ABORT_EXTENSION = "kvberth.abort"
 # The server's own `send` in a request's scope. What middleware adds to `send` is for heads; a stream has many bodies.
 SERVER_SEND = "kvberth.send"
-_CLIENT_WENT_AWAY = 499  # nginx's code, for the metric only: nobody is there to read it
+_CODE_OF_ABANDONED = 499  # nginx's code, for those who count only: nobody is there to read it
 
 
 class _ClientStalledError(Exception):
@@ -39,9 +40,13 @@ class Call(ABC):
     """One request; `answer` is what the endpoint does with it once it is in.
 
     `error` is the router's own, if the request ended with one.
+
+    Args:
+        path: as the client wrote it.
+        route: the same without what stands in its variable parts.
     """
 
-    def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
+    def __init__(self, service: Service, scope: Scope, send: Send, path: str, route: str | None = None) -> None:
         self.path = path
         self.service = service
         self.headers = Headers(scope=scope)
@@ -53,11 +58,8 @@ class Call(ABC):
         self.error: RouterError | None = None
         self._scope = scope
         self._is_abandoned = False
-
-    @property
-    def kv_path(self) -> str:
-        """How the prompt's KV came to D, for the metric."""
-        return "none"
+        self._timeline = Timeline(self.request_id, route or path, time.time(), self.arrived, method=scope["method"])
+        self.trace = service.tracing.begin(self._timeline, self.headers)
 
     def own_headers(self) -> list[Header]:
         """What the router itself says in the head of the answer."""
@@ -86,14 +88,16 @@ class Call(ABC):
     @property
     def code(self) -> int:
         """How it ended, for those who count; the status that was sent, unless nobody was there to read it."""
-        return _CLIENT_WENT_AWAY if self._is_abandoned else self.reply.status or 500
+        return _CODE_OF_ABANDONED if self._is_abandoned else self.reply.status or 500
 
     def count(self) -> None:
-        """Add this request to the metrics, once, when it is over."""
-        metrics = self.service.metrics
-        metrics.requests.labels(self.kv_path, str(self.code)).inc()
-        if self._is_abandoned:
-            metrics.client_disconnects.inc()
+        """Close the timeline, once, when the request is over, and show it to those who count and trace."""
+        if self._is_abandoned and self._timeline.error is None:
+            self._timeline.error = CLIENT_WENT_AWAY
+        said = {"error": self.error.code, "message": self.error.message} if self.error is not None else {}
+        self._timeline.end(time.monotonic(), self.code, **said)
+        self.service.metrics.observe(self._timeline)
+        self.trace.end()
 
     def seconds_left(self) -> float | None:
         """Until the request's deadline; None without one."""
@@ -119,7 +123,7 @@ class Call(ABC):
         if turn is not None:
             await self._wait_for(turn)
             self.queue_seconds = time.monotonic() - self.arrived
-        self.service.metrics.queue_wait.observe(self.queue_seconds)
+        self._timeline.waited_seconds = self.queue_seconds
         await self.answer(body)
 
     async def _wait_for(self, turn: asyncio.Event) -> None:
@@ -183,6 +187,7 @@ class Call(ABC):
 
     async def _send_error(self, error: RouterError, receive: Receive) -> None:
         self.error = error
+        self._timeline.error = error.code
         try:
             async with asyncio.timeout(self.service.config.client_stall_seconds):
                 await self.reply.send_error(error, self.own_headers())
@@ -192,7 +197,7 @@ class Call(ABC):
     async def _drop_client(self, receive: Receive) -> None:
         """Cut the connection of a client that does not read: to close it in order would wait for that."""
         self._is_abandoned = True
-        self.service.metrics.client_stalls.inc()
+        self._timeline.error = CLIENT_STALLED
         logger.warning("request %s: its client has read nothing for too long", self.request_id)
         extension = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
         if extension is not None:

@@ -59,6 +59,8 @@ class RouterConfig:
     `control_key_file` is the router's own key on the control channels of prefill workers that want one, and
     `control_peers_dir` has theirs (`kvberth keys`).
 
+    With `otlp_traces_endpoint`, the address of a collector as vLLM takes it, requests are traced.
+
     Raises `ValueError` with one line that names the setting.
     """
 
@@ -94,6 +96,7 @@ class RouterConfig:
     engine_insecure: bool = False
     control_key_file: str | None = None
     control_peers_dir: str | None = None
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("engines", "prefill", "decode"):

@@ -5,7 +5,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ from kvberth.router.metrics import Metrics
 from kvberth.router.request import ClientRequest
 from kvberth.router.roster import Roster
 from kvberth.router.timeline import Timeline, What
+from kvberth.router.tracing import Tracing
 from kvberth.router.watch import Watch
 
 __all__ = ["Exchange", "Service"]
@@ -69,13 +70,14 @@ class Service:
     control: Control
     admission: Admission
     journal: Journal
+    tracing: Tracing
 
 
 class Exchange:
     """The legs of one request. `close` must be called, whatever happened: it ends what still runs.
 
     Args:
-        headers: for the engines.
+        new_headers: makes the headers of one more leg.
         timeline: what happens is noted there.
         max_retries, failed_decodes: see `Life`.
         with_token_ids: the decode worker is asked for the ids of its tokens.
@@ -88,7 +90,7 @@ class Exchange:
         *,
         mode: Mode,
         binding: Binding,
-        headers: list[Header],
+        new_headers: Callable[[], list[Header]],
         timeline: Timeline,
         max_retries: int,
         failed_decodes: Collection[Engine] = (),
@@ -107,7 +109,7 @@ class Exchange:
         )
         self._service = service
         self._request = request
-        self._headers = headers
+        self._new_headers = new_headers
         self._timeline = timeline
         self._with_token_ids = with_token_ids
         self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
@@ -144,7 +146,7 @@ class Exchange:
                         await self._end_decode()
                     case Retry(failure):
                         logger.warning("%s leg failed, trying on: %s", failure.leg, failure.detail)
-                        self._service.metrics.retries.labels(failure.leg, failure.kind).inc()
+                        self._note(What.RETRIED, leg=failure.leg, reason=failure.kind)
                     case Deliver(answer):
                         self._delivered = answer
                         self._take_kv_from(None)  # with D's first bytes all of it has arrived
@@ -271,7 +273,6 @@ class Exchange:
         fleet = self._service.fleet
         visit = fleet.enter(engine, self._facts, time.monotonic())
         self._prefill_began = visit.started_at
-        observe = self._service.metrics.prefill_leg.labels(self.life.path).observe
 
         def finish(leg: asyncio.Task[Any]) -> None:
             now = time.monotonic()
@@ -280,15 +281,13 @@ class Exchange:
             fleet.report(visit, _outcome(leg), now)
             fleet.leave(visit)
             self._stop_prefill_clock()
-            if not leg.cancelled():
-                observe(now - visit.started_at)
 
         self._prefill = asyncio.create_task(
             run_prefill_leg(
                 self._service.session,
                 engine,
                 self._request.endpoint,
-                headers=self._headers,
+                headers=self._new_headers(),
                 body=self._request.prefill_body(transfer_params),
                 first_token_timeout_seconds=self._service.config.first_token_timeout_seconds,
             )
@@ -312,7 +311,7 @@ class Exchange:
                 self._service.session,
                 engine,
                 self._request.endpoint,
-                headers=self._headers,
+                headers=self._new_headers(),
                 body=self._request.decode_body(action.transfer_params, with_token_ids=self._with_token_ids),
                 clock=self._decode_clock,
             )

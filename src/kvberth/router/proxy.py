@@ -21,7 +21,8 @@ from kvberth.router.exchange import Exchange, Service
 from kvberth.router.headers import BINDING, MODE, PATH, REASON, request_headers
 from kvberth.router.legs import StreamBrokenError
 from kvberth.router.request import ClientRequest, Endpoint, parse_request
-from kvberth.router.timeline import Timeline, What
+from kvberth.router.tally import Tally
+from kvberth.router.timeline import What
 
 __all__ = ["Proxy"]
 
@@ -52,13 +53,9 @@ class _Generation(Call):
         super().__init__(service, scope, send, endpoint)
         self._endpoint = endpoint
         self._exchange: Exchange | None = None
-        self._timeline = Timeline(self.request_id, endpoint, time.time(), self.arrived)
         self._legs_headers: list[Header] = []
+        self._tally: Tally | None = None
         service.journal.begin(self._timeline)
-
-    @property
-    def kv_path(self) -> str:
-        return self._timeline.path
 
     def own_headers(self) -> list[Header]:
         if self._exchange is None:
@@ -69,11 +66,9 @@ class _Generation(Call):
         return [(PATH, life.path), *bound, *reason]
 
     def count(self) -> None:
+        if self._tally is not None:
+            self._tally.write_to(self._timeline)
         super().count()
-        if self._exchange and self._exchange.life.undivided_reason:
-            self.service.metrics.undivided.labels(self._exchange.life.undivided_reason).inc()
-        said = {"error": self.error.code, "message": self.error.message} if self.error is not None else {}
-        self._timeline.end(time.monotonic(), self.code, **said)
         self.service.journal.end(self._timeline)
 
     async def answer(self, body: bytes) -> None:
@@ -87,6 +82,7 @@ class _Generation(Call):
             What.ADMITTED,
             prompt_tokens=request.estimated_prompt_tokens,
             streamed=request.is_streamed,
+            model=request.model,
         )
         self._legs_headers = request_headers(
             self.headers.items(), self.request_id, with_credentials=config.passes_credentials
@@ -100,7 +96,6 @@ class _Generation(Call):
             spent = Spent(self.queue_seconds, prefill_seconds, time.monotonic() - began - prefill_seconds)
             raise spent.timeout(self.allowed_seconds or 0.0) from error
         except StreamBrokenError as error:
-            self.service.metrics.broken_streams.inc()
             logger.warning("request %s: the decode leg broke in mid-stream: %s", self.request_id, error)
             message = "The decode leg's engine went away in the middle of its answer."
             raise RouterError(502, message, code="decode_failed") from error
@@ -118,7 +113,7 @@ class _Generation(Call):
                 request,
                 mode=mode,
                 binding=binding,
-                headers=self._legs_headers,
+                new_headers=lambda: self.trace.leg_headers(self._legs_headers),
                 timeline=self._timeline,
                 max_retries=last.life.retries_left - 1 if last else self.service.config.max_retries,
                 failed_decodes=_failed_decodes(last) if last else (),
@@ -148,7 +143,6 @@ class _Generation(Call):
         """The request for what is left of an answer whose stream has broken."""
         request = continuation.request()
         logger.warning("request %s: goes on elsewhere, since its stream has broken: %s", self.request_id, broken)
-        self.service.metrics.continued_streams.inc()
         self._timeline.note(time.monotonic(), What.CONTINUED, tokens=continuation.num_tokens)
         return request
 
@@ -166,13 +160,11 @@ class _Generation(Call):
         if not isinstance(answer, Streamed):
             await self.reply.send_whole(answer, self.own_headers())
             return
-        now = time.monotonic()
-        self._timeline.note(now, What.FIRST_TOKEN)
-        if self.reply.status is None:
-            self.service.metrics.time_to_first_token.labels(self._timeline.path).observe(now - self.arrived)
-        await self.reply.send_stream(
-            answer, self.own_headers(), continuation.pass_on if continuation is not None else None
-        )
+        self._timeline.note(time.monotonic(), What.FIRST_TOKEN)
+        if self._tally is None:
+            gaps = self.service.metrics.gaps(self._timeline.path, self._timeline.binding)
+            self._tally = Tally(time.monotonic, gaps, continuation)
+        await self.reply.send_stream(answer, self.own_headers(), self._tally.pass_on)
 
     def _asked(self, header: str, default: _Choice, code: str) -> _Choice:
         """What a header asks for, one of the values of the default's kind."""

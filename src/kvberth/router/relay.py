@@ -19,9 +19,10 @@ from kvberth.router.breaker import Outcome
 from kvberth.router.call import Call
 from kvberth.router.choice import RequestFacts
 from kvberth.router.engines import Engine
-from kvberth.router.errors import RouterError
+from kvberth.router.errors import FailureKind, RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.headers import request_headers, response_headers
+from kvberth.router.timeline import What
 
 __all__ = ["MODEL", "Relay", "Relayed"]
 
@@ -47,6 +48,7 @@ class Relayed(StrEnum):
 
 
 MODEL = "/v1/models/{id:path}"
+_PATHS = frozenset(Relayed)
 
 
 class Relay:
@@ -62,12 +64,9 @@ class Relay:
 
 class _RelayedCall(Call):
     def __init__(self, service: Service, scope: Scope, send: Send, path: str) -> None:
-        super().__init__(service, scope, send, path)
+        super().__init__(service, scope, send, path, path if path in _PATHS else MODEL)
         self._method: str = scope["method"]
-
-    @property
-    def kv_path(self) -> str:
-        return "relayed"
+        self._timeline.path = "relayed"
 
     async def answer(self, body: bytes) -> None:
         if any(step in (".", "..") for step in self.path.split("/")):
@@ -87,7 +86,11 @@ class _RelayedCall(Call):
             try:
                 return await self._ask_engine(engine, body)
             except (aiohttp.ClientError, OSError) as error:
-                engine.mark_unready(str(error) or type(error).__name__)
+                detail = str(error) or type(error).__name__
+                engine.mark_unready(detail)
+                self._timeline.note(
+                    time.monotonic(), What.LEG_FAILED, leg="decode", kind=FailureKind.UNREACHABLE, detail=detail
+                )
         if engine is None:
             raise RouterError(503, "No engine is ready to serve this.", code="no_engine", retry_after_seconds=1)
         raise RouterError(502, "The engine failed on this request.", code="engine_failed")
@@ -104,15 +107,16 @@ class _RelayedCall(Call):
 
     async def _ask_engine(self, engine: Engine, body: bytes) -> Whole:
         fleet, config = self.service.fleet, self.service.config
-        headers = request_headers(self.headers.items(), self.request_id, with_credentials=config.passes_credentials)
+        kept = request_headers(self.headers.items(), self.request_id, with_credentials=config.passes_credentials)
         visit = fleet.enter(engine, _FACTS, time.monotonic())
+        self._timeline.note(visit.started_at, What.DECODE_SENT, engine=engine.url)
         outcome = Outcome.UNDECIDED
         try:
             async with self.service.session.request(
                 self._method,
                 engine.url + quote(self.path),
                 data=BytesIO(body) if body else None,
-                headers=headers,
+                headers=self.trace.leg_headers(kept),
                 allow_redirects=False,
             ) as response:
                 content = await response.read()

@@ -107,6 +107,7 @@ _NO_VALUES = (b"null", b"false", b"[]", b"0", b"0.0", b'""')
 _PLAIN_FORMATS = (b"null", b'{"type":"text"}', b'{"type": "text"}')
 _DEFAULT_COMPLETION_TOKENS = b"16"
 _COUNTS_OF_TOKENS = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
+_LONGEST_MODEL = 256
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -116,7 +117,7 @@ class ClientRequest:
     `obstacle` says why it cannot be split (a word for a header and a metric), or is None. `num_consumers` is how many
     sequences of D will load the prompt's KV. `prefixes` are digests of the prompt's beginnings, shortest first.
     `is_continuable` is whether its stream, if it breaks, may go on at another engine; see `continuation.py`.
-    `shows_token_ids` is whether the client has asked to see them.
+    `shows_token_ids` is whether the client has asked to see them. `model` is empty where it names none.
 
     Args:
         prompt_token_ids: JSON of the ids that are to be taken for a chat's prompt, whatever its messages say.
@@ -130,6 +131,7 @@ class ClientRequest:
         "estimated_prompt_tokens",
         "is_continuable",
         "is_streamed",
+        "model",
         "num_consumers",
         "obstacle",
         "prefixes",
@@ -146,6 +148,7 @@ class ClientRequest:
     ) -> None:
         self.endpoint = endpoint
         self.is_streamed = _is_set(fields, "stream")
+        self.model = _model(fields.get("model"))
         self.estimated_prompt_tokens = estimated_prompt_tokens(endpoint, fields)
         prompt = _prompt(endpoint, fields)
         self.prompt_bytes = len(prompt)
@@ -378,6 +381,14 @@ def _number_of_prompts(value: msgspec.Raw | None) -> int:
     if text[1:].lstrip()[:1] not in (b'"', b"["):
         return 1  # token ids: one prompt, however long
     return len(msgspec.json.decode(text, type=list[msgspec.Raw]))
+
+
+def _model(value: msgspec.Raw | None) -> str:
+    """For people; whether it is a name at all is the engine's to judge."""
+    try:
+        return msgspec.json.decode(value or b'""', type=str)[:_LONGEST_MODEL]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
 
 
 def _names_of(value: msgspec.Raw | None) -> frozenset[str]:

@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Event", "Phase", "Timeline", "What"]
+__all__ = ["CLIENT_STALLED", "CLIENT_WENT_AWAY", "Event", "Fact", "Phase", "Timeline", "What"]
+
+# Ends that no error tells of, because nobody was there to read it.
+CLIENT_STALLED = "client_stalled"
+CLIENT_WENT_AWAY = "client_went_away"
 
 Fact = str | int | float
+_SPLIT = ("push", "pull")
 
 
 class What(StrEnum):
     """What can happen. Behind each, the facts that are noted with it."""
 
-    ADMITTED = "admitted"  # prompt_tokens (an estimate), streamed
+    ADMITTED = "admitted"  # prompt_tokens (an estimate), streamed, model
     BINDING_CHOSEN = "binding_chosen"  # binding, reason
     PREFILL_SENT = "prefill_sent"  # engine, reason, transfer_id
     PREFILL_BEGAN = "prefill_began"  # the first step of the prompt has begun
@@ -25,9 +30,13 @@ class What(StrEnum):
     TRANSFERRED = "transferred"  # all KV has arrived
     FIRST_TOKEN = "first_token"  # noqa: S105 - a token of text
     LEG_FAILED = "leg_failed"  # leg, kind, detail: hidden from the client, or its end
+    RETRIED = "retried"  # leg, reason: a failure that is hidden from the client
     CONTINUED = "continued"  # tokens: a broken stream goes on behind so many
     LEFT_UNDIVIDED = "left_undivided"  # reason
     ENDED = "ended"  # status; error and message, where the router itself had to say what went wrong
+
+
+_SENT = (What.PREFILL_SENT, What.DECODE_SENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,14 @@ class Phase:
 class Timeline:
     """One request's. `arrived_at` is in seconds since the epoch, `began` on the clock that `note` is given.
 
-    `status` is None while the request is served; 499 is a client that went away.
+    Attributes:
+        endpoint: the route, without what stands in its variable parts.
+        waited_seconds: for its turn at the router; None if it got none.
+        status: None while the request is served; 499 is a client that went away.
+        error: the code of the error that the client was told, in mid-stream perhaps, or why nobody was there to read.
+        output_tokens: of a stream, as far as they can be counted; see `Tally`.
+        last_token_at: of a stream, in seconds since the arrival.
+        trace_id: where the request is traced, in hexadecimal.
     """
 
     request_id: str
@@ -61,9 +77,39 @@ class Timeline:
     began: float
     mode: str = ""
     path: str = "none"
+    waited_seconds: float | None = None
     status: int | None = None
-    output_chunks: int = 0
+    error: str | None = None
+    output_tokens: int | None = None
+    last_token_at: float | None = None
+    trace_id: str | None = None
+    method: str = "POST"
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def binding(self) -> str:
+        """`early`, `jit` or `late`; `none` if it was not split."""
+        chosen = [event for event in self.events if event.what is What.BINDING_CHOSEN]
+        return str(chosen[-1].facts["binding"]) if chosen and self.path in _SPLIT else "none"
+
+    @property
+    def queued_until(self) -> float | None:
+        """The end of the phase `queue`; see `phases`."""
+        began = self.first(What.PREFILL_BEGAN)
+        if began is not None:
+            return began
+        # The first leg that was sent: what has come first is noted first.
+        return next((event.at for event in self.events if event.what in _SENT), None)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Its client went away, or read nothing for too long."""
+        return self.error in (CLIENT_STALLED, CLIENT_WENT_AWAY)
+
+    @property
+    def is_answered(self) -> bool:
+        """The client has the whole of an answer that is no error."""
+        return self.status == 200 and self.error is None
 
     def note(self, now: float, what: What, **facts: Fact) -> None:
         self.events.append(Event(max(0.0, now - self.began), what, facts))
@@ -97,10 +143,7 @@ class Timeline:
     def _marks(self) -> Iterator[tuple[str, float]]:
         """Where each phase behind the first begins, in order."""
         first_token = self.first(What.FIRST_TOKEN)
-        prefill_sent, decode_sent = self.first(What.PREFILL_SENT), self.first(What.DECODE_SENT)
-        sent = min((at for at in (prefill_sent, decode_sent) if at is not None), default=None)
-        began = self.first(What.PREFILL_BEGAN)
-        at = sent if began is None else began
+        at = self.queued_until
         if at is not None:
             yield "prefill", at
             done = self.last(What.PREFILL_DONE, before=first_token)

@@ -34,7 +34,10 @@ class _PhaseStatus(msgspec.Struct):
 
 
 class TimelineStatus(msgspec.Struct):
-    """One request. Times are in seconds since its arrival, `arrived_at` since the epoch; no `status` is no end yet."""
+    """One request. Times are in seconds since its arrival, `arrived_at` since the epoch; no `status` is no end yet.
+
+    `output_tokens` are those of a stream that has ended, `trace_id` is there if the request is traced.
+    """
 
     request_id: str
     endpoint: str
@@ -42,7 +45,11 @@ class TimelineStatus(msgspec.Struct):
     age_seconds: float
     mode: str
     path: str
+    binding: str
     status: int | None
+    error: str | None
+    output_tokens: int | None
+    trace_id: str | None
     phases: list[_PhaseStatus]
     events: list[_EventStatus]
 
@@ -119,7 +126,11 @@ def _describe(timeline: Timeline, now: float) -> TimelineStatus:
         age_seconds=now - timeline.began,
         mode=timeline.mode,
         path=timeline.path,
+        binding=timeline.binding,
         status=timeline.status,
+        error=timeline.error,
+        output_tokens=timeline.output_tokens,
+        trace_id=timeline.trace_id,
         phases=[_PhaseStatus(phase.name, phase.begin, phase.end) for phase in timeline.phases(now)],
         events=[_EventStatus(event.at, event.what, event.facts) for event in timeline.events],
     )
