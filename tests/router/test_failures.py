@@ -253,3 +253,25 @@ async def test_an_engine_that_returns_is_used_again(site):
     await client.until_healthy("ok")
     await client.text(PROMPT)
     assert decode.seen[0].transfer["remote_engine_id"] == "p-again"
+
+
+RESPONSE = {"model": "m", "input": "hi", "stream": True}
+PREAMBLE = b"event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n"
+DELTA = b"event: response.output_text.delta\ndata: {}\n\n"
+
+
+async def test_a_response_that_is_only_announced_is_no_answer_yet(site):
+    """Its first events come before any work: P goes on, and a D that dies behind them is replaced unseen."""
+    release = asyncio.Event()
+    prefill = await site.prefill(answers({}, after=release))
+    dying = await site.decode(streams(PREAMBLE, then=dies))
+    good = await site.decode(streams(PREAMBLE, then=streams_on(DELTA, after=release)))
+    client = await site.router([prefill], [dying, good])
+    asking = asyncio.ensure_future(client.text(RESPONSE, "/v1/responses"))
+    async with asyncio.timeout(5):
+        await good.arrived.wait()
+        await asyncio.sleep(0.1)
+        assert not prefill.seen[0].was_aborted
+        release.set()
+        assert (await asking).encode() == PREAMBLE + DELTA
+    assert (len(dying.seen), len(prefill.seen)) == (1, 1)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvberth.router.errors import RouterError
-from kvberth.router.forms import error_event, error_response, readable_error
+from kvberth.router.forms import error_event, error_response, is_preamble, readable_error
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -78,3 +78,27 @@ def test_what_nobody_can_read_is_replaced(body):
     said = json.loads(readable_error(MESSAGES, 500, body, leg="decode"))
     assert (said["type"], said["error"]["message"]) == ("error", "The decode leg's engine answered 500.")
     assert json.loads(readable_error(CHAT, 500, body, leg="decode"))["error"]["code"] == "decode_failed"
+
+
+CREATED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress"}\n\n'
+ADDED = b"event: response.output_item.added\ndata: {}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("stream", "says_nothing"),
+    [
+        (CREATED, True),
+        (CREATED + IN_PROGRESS, True),
+        (CREATED + IN_PROGRESS[:8], True),
+        (CREATED + IN_PROGRESS[:60], True),
+        (CREATED + IN_PROGRESS + ADDED, False),
+        (CREATED + IN_PROGRESS + ADDED[:20], False),
+        (ADDED, False),
+        (b"", False),
+    ],
+)
+def test_what_a_response_begins_with_says_nothing_of_the_answer(stream, says_nothing):
+    """vLLM sends two events before it has scheduled anything; other endpoints have no such."""
+    assert is_preamble("/v1/responses", stream) is says_nothing
+    assert not is_preamble("/v1/chat/completions", stream)

@@ -11,8 +11,9 @@ import msgspec
 
 from kvberth.router.errors import Leg, RouterError
 
-__all__ = ["begins_with_failure", "error_event", "error_response", "is_anthropic", "readable_error"]
+__all__ = ["begins_with_failure", "error_event", "error_response", "is_anthropic", "is_preamble", "readable_error"]
 
+_PREAMBLES = (b"event: response.created\n", b"event: response.in_progress\n")
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -55,6 +56,14 @@ def readable_error(path: str, status: int, body: bytes, *, leg: Leg) -> bytes:
         failed = RouterError(status, f"The {leg} leg's engine answered {status}.", code=f"{leg}_failed")
         return error_response(path, failed)
     return body
+
+
+def is_preamble(path: str, stream: bytes) -> bool:
+    """Whether an engine's stream says nothing yet but that there is a request: vLLM's Responses begin so, unscheduled."""
+    if not stream or not _is_at(path, "/v1/responses"):
+        return False
+    events = (event for event in stream.split(b"\n\n") if event)
+    return all(event.startswith(_PREAMBLES) or any(each.startswith(event) for each in _PREAMBLES) for event in events)
 
 
 def begins_with_failure(stream: bytes) -> bool:

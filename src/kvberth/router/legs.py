@@ -18,7 +18,7 @@ import aiohttp
 from kvberth.router.answer import Header, Streamed, Whole
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, FailureKind, Leg
-from kvberth.router.forms import begins_with_failure, readable_error
+from kvberth.router.forms import begins_with_failure, is_preamble, readable_error
 from kvberth.router.headers import JSON, response_headers
 from kvberth.router.life import (
     DecodeAnswered,
@@ -120,8 +120,8 @@ async def run_decode_leg(
 ) -> DecodeAnswered | DecodeFailed:
     """D's leg up to its first bytes (a stream) or to its end (everything else).
 
-    vLLM sends the head of a stream before it has scheduled the request, so the head proves nothing: until the first
-    bytes of the body the answer may still come from somewhere else. An error may be those first bytes. The caller owns
+    vLLM sends the head of a stream before it has scheduled the request, in Responses two events as well, so these prove
+    nothing: until the first bytes behind them the answer may still come from somewhere else. An error may be those first bytes. The caller owns
     the stream and closes it, and sets the `clock` for those first bytes.
     """
     response: aiohttp.ClientResponse | None = None
@@ -131,7 +131,7 @@ async def run_decode_leg(
             await asyncio.sleep(0)
             response = await session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False)
             is_stream = response.status == 200 and response.content_type == "text/event-stream"
-            content = await (response.content.readany() if is_stream else response.read())
+            content = await (_first_bytes(response, path) if is_stream else response.read())
     except (aiohttp.ClientError, OSError) as error:
         if response is not None:
             response.close()
@@ -157,6 +157,14 @@ async def run_decode_leg(
         failure = Failure("decode", FailureKind.SERVER_ERROR, f"{engine.url} began its stream with an error")
         return DecodeFailed(failure, stream)
     return DecodeAnswered(stream)
+
+
+async def _first_bytes(response: aiohttp.ClientResponse, path: str) -> bytes:
+    """A stream up to the first bytes that say something of the answer."""
+    content = await response.content.readany()
+    while is_preamble(path, content) and (more := await response.content.readany()):
+        content += more
+    return content
 
 
 async def abandon(leg: asyncio.Task[Any]) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.emulated.test_deaths import prompt, start_again
 from kvberth.launch import LocalCluster
 from kvberth.launch.engine import EngineProcess
 
-MAX_TOKENS = 100
+MAX_TOKENS = 300
 LENGTHS = (300, 2500, 6000)
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -132,13 +132,13 @@ def test_streams_of_a_decode_worker_that_goes_are_continued(cluster, threads, ex
     for each in asked:
         each.wait_for_text(50)
     victim = asked[-1].worker()
-    affected = [each for each in asked if each.worker() is victim]
     victim.signal(SIGNALS[how])
     try:
         assert [each.result() for each in asked] == expected
-        for each in affected:
-            (continued,) = each.facts("continued")
-            assert 10 <= continued["tokens"] < MAX_TOKENS
+        continued = [each for each in asked if each.facts("continued")]
+        assert asked[-1] in continued
+        for each in continued:
+            assert [10 <= fact["tokens"] < MAX_TOKENS for fact in each.facts("continued")] == [True]
             assert each.worker() is not victim
     finally:
         bring_back(victim, how)
@@ -147,7 +147,7 @@ def test_streams_of_a_decode_worker_that_goes_are_continued(cluster, threads, ex
 
 def test_decode_worker_that_goes_before_the_first_token_is_bound_again(cluster, threads):
     """The prefill goes on and is done once; its KV goes to the other decode worker."""
-    body = {"prompt": prompt(9, 20000)}
+    body = {"prompt": prompt(9, 15000)}
     text, _ = Asked(cluster, threads, COMPLETIONS, body).result()
     asked = Asked(cluster, threads, COMPLETIONS, body)
     eventually(lambda: asked.facts("registered") != [], 10, "its blocks are reserved")
@@ -166,7 +166,7 @@ def test_decode_worker_that_goes_before_the_first_token_is_bound_again(cluster, 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_prefill_worker_that_goes_is_replaced(cluster, threads, how):
     """In mid-prefill: the other one begins anew, with a new transfer."""
-    body = {"prompt": prompt(10, 20000)}
+    body = {"prompt": prompt(10, 15000)}
     text, _ = Asked(cluster, threads, COMPLETIONS, body).result()
     asked = Asked(cluster, threads, COMPLETIONS, body)
     eventually(lambda: asked.facts("prefill_began") != [], 10, "it is being computed")
