@@ -136,7 +136,7 @@ def _undisturbed(cells: Sequence[CellSummary]) -> Target:
         value=value,
         target=limit,
         met=value <= limit,
-        note="the load without transfers: one engine that has each prompt but for 16 tokens in its prefix cache",
+        note="the load without transfers: one engine that has each prompt but for its last block in its prefix cache",
     )
 
 
