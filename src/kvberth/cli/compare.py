@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from kvberth.cli.bench import Arrivals
 from kvberth.cli.errors import BadSettings, RunFailed
 from kvberth.cli.options import Config
 from kvberth.cli.report import Format, needs_report_packages, show, write_report
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from kvberth.compare import CompareSettings, Folder, Progress
 
 __all__ = ["compare"]
+
+
+class Arrivals(StrEnum):
+    """Those of `kvberth.bench.Arrivals` that a grid of rates can have."""
+
+    POISSON = "poisson"
+    UNIFORM = "uniform"
 
 
 def compare(
