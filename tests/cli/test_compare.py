@@ -131,6 +131,17 @@ def test_a_folder_with_other_settings(kvberth_command, asked_for, tmp_path):
     assert "was begun with modes push, vllm-pull, not push, push-whole" in result.stderr
 
 
+def test_a_folder_that_has_results(kvberth_command, asked_for, tmp_path):
+    """Nothing is overwritten, and the user learns how to go on."""
+    folder = Folder(tmp_path)
+    folder.create(manifest(few()))
+    fill(folder, few())
+    result = kvberth_command("compare", *EMULATED, "--out", tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "has a comparison already; --resume goes on with it" in result.stderr
+    assert not folder.report_path.exists()
+
+
 def attach(servers):
     return [each for name, server in zip("ab", servers, strict=True) for each in ("--attach", f"{name}={server.url}")]
 
@@ -206,6 +217,11 @@ def test_report_makes_everything_again(kvberth_command, tmp_path):
     assert printed["csv"].startswith("mode,group,cell,rate")
     assert json.loads(printed["json"]) == json.loads((tmp_path / "summary.json").read_bytes())
     assert "vllm-pull" in printed["table"]
+    priced = kvberth_command(
+        "report", tmp_path, "--format", "json", "--price-per-gpu-hour", 2, "--gpus-per-engine", 8
+    ).stdout
+    cell = json.loads(priced)["cells"][0]
+    assert cell["cost_per_request"] == pytest.approx(2 * 8 * 2 / 3600 / cell["requests_per_second"])
 
 
 def test_report_on_nothing(kvberth_command, tmp_path):

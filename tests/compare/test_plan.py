@@ -103,6 +103,7 @@ def test_attached_deployments_are_the_modes():
         ({"prompts": (0,)}, "prompts: must be 1 token or more"),
         ({"repetitions": 0}, "repetitions: must be 1 or more"),
         ({"output_tokens": 1}, "output_tokens: must be 2 or more"),
+        ({"arrivals": "trace"}, "arrivals: must be poisson or uniform, not trace"),
         ({"cancel_share": 1.0}, "cancel_share: must be 0 or more and below 1"),
         ({"seconds": 0.0}, "seconds: must be above 0"),
         ({"price_per_gpu_hour": -1.0}, "price_per_gpu_hour: must be 0 or more"),

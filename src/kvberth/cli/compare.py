@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from kvberth.cli.bench import Arrivals
 from kvberth.cli.errors import BadSettings, RunFailed
 from kvberth.cli.options import Config
 from kvberth.cli.report import Format, needs_report_packages, show, write_report
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from kvberth.compare import CompareSettings, Folder, Progress
 
 __all__ = ["compare"]
+
+
+class Arrivals(StrEnum):
+    """Those of `kvberth.bench.Arrivals` that a grid of rates can have."""
+
+    POISSON = "poisson"
+    UNIFORM = "uniform"
 
 
 def compare(
@@ -97,25 +104,26 @@ def compare(
     settings = _settings(_what(emulate, model, attach or []), given, quick=quick, published=published)
     folder = Folder(out)
     console = Console(stderr=True)
-    stopped = False
     try:
         begin(settings, folder, resume=resume)
+    except FolderError as error:
+        raise BadSettings(f"out: {error}") from error
+    stopped = False
+    try:
         with terminate_like_ctrl_c(), _progress(console) as on_progress:
             try:
                 measure(settings, folder, on_progress)
             except KeyboardInterrupt:
                 stopped = True
     except FolderError as error:
-        if not folder.has_cells():
-            raise BadSettings(f"out: {error}") from error
-        write_report_if_possible(folder)
+        _write_report_if_possible(folder)
         raise RunFailed(f"{error}; the cells that were measured are kept, and --resume goes on") from error
-    comparison = write_report(folder)
+    comparison = write_report(folder, price_per_gpu_hour, gpus_per_engine)
     show(comparison, output, folder)
     _say_what_is_missing(folder, len(comparison.missing), stopped=stopped)
 
 
-def write_report_if_possible(folder: "Folder") -> None:
+def _write_report_if_possible(folder: "Folder") -> None:
     """After a failure that the disk may have caused: a report would be good to have, and is no condition."""
     try:
         write_report(folder)

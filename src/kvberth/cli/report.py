@@ -31,6 +31,7 @@ def report(
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="In place of the one that the comparison was begun with.")
     ] = None,
+    gpus_per_engine: Annotated[int | None, typer.Option(min=1, help="Likewise.")] = None,
     output: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TABLE,
 ) -> None:
     """Make summary.json and report.html of a comparison again, from its records alone."""
@@ -40,7 +41,7 @@ def report(
     if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < float("inf"):
         raise BadSettings(f"price_per_gpu_hour: must be 0 or more, not {price_per_gpu_hour:g}")
     opened = Folder(folder)
-    show(write_report(opened, price_per_gpu_hour=price_per_gpu_hour), output, opened)
+    show(write_report(opened, price_per_gpu_hour, gpus_per_engine), output, opened)
 
 
 def needs_report_packages() -> None:
@@ -51,13 +52,15 @@ def needs_report_packages() -> None:
     importlib.import_module("kvberth.compare.report")
 
 
-def write_report(folder: "Folder", *, price_per_gpu_hour: float | None = None) -> "Comparison":
+def write_report(
+    folder: "Folder", price_per_gpu_hour: float | None = None, gpus_per_engine: int | None = None
+) -> "Comparison":
     """Make summary.json and report.html. Raises `RunFailed` if that is not possible."""
     from kvberth.compare import CompareError, load, to_json  # noqa: PLC0415
     from kvberth.compare.report import to_html  # noqa: PLC0415
 
     try:
-        comparison = load(folder, price_per_gpu_hour=price_per_gpu_hour)
+        comparison = load(folder, price_per_gpu_hour=price_per_gpu_hour, gpus_per_engine=gpus_per_engine)
         folder.write(folder.summary_path, to_json(comparison))
         folder.write(folder.report_path, to_html(comparison, folder.measured()).encode())
     except CompareError as error:

@@ -51,19 +51,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any]
 
 
-def load(folder: Folder, *, price_per_gpu_hour: float | None = None) -> Comparison:
+def load(folder: Folder, *, price_per_gpu_hour: float | None = None, gpus_per_engine: int | None = None) -> Comparison:
     """Make the figures from what is on disk.
 
     Args:
-        price_per_gpu_hour: in place of the one that the comparison was begun with.
+        price_per_gpu_hour, gpus_per_engine: in place of those that the comparison was begun with.
 
     Raises:
         FolderError: there is no comparison, or a file of it cannot be read.
     """
     manifest = folder.manifest()
-    if price_per_gpu_hour is not None:
-        settings = msgspec.structs.replace(manifest.settings, price_per_gpu_hour=price_per_gpu_hour)
-        manifest = msgspec.structs.replace(manifest, settings=settings)
+    given = {"price_per_gpu_hour": price_per_gpu_hour, "gpus_per_engine": gpus_per_engine}
+    changes = {name: value for name, value in given.items() if value is not None}
+    manifest = msgspec.structs.replace(manifest, settings=msgspec.structs.replace(manifest.settings, **changes))
     return compute(manifest, folder.measured(), folder.incidents(), folder.cut_short())
 
 

@@ -24,11 +24,12 @@ __all__ = ["Cell", "Group", "Memory", "Run", "cell_key", "groups", "planned_seco
 _START_SECONDS = 35.0
 """Of a local cluster, roughly; corrected while it runs."""
 _DRAIN_SECONDS = 4.0
-_EXTRA_PROMPT = 16384
 _EXTRA_RATE = 2.0
 _EXTRA_REQUESTS = 12
 """Of 16k tokens: fewer than the emulated profile's cache holds at once, so that they all find fresh memory."""
 _CHUNK_TOKENS = 4096
+_BLOCK_TOKENS = 16
+"""Prefix caches hold whole blocks."""
 
 
 class Memory(StrEnum):
@@ -130,22 +131,23 @@ def groups(settings: CompareSettings) -> tuple[Group, ...]:
 
 
 def _extra_groups(settings: CompareSettings) -> tuple[Group, ...]:
+    """All with the longest prompts of the grid."""
     divided = tuple(mode for mode in settings.modes if is_divided(mode))
     caching, chunks, alone = "prefix-caching", "chunks-4096", "decode-only"
-    hits = {False: 0, True: _EXTRA_PROMPT * 7 // 8}
-    heavy_rate = max(settings.rates)
+    prompt, rate = max(settings.prompts), max(settings.rates)
+    hits = {False: 0, True: prompt * 7 // 8 // _BLOCK_TOKENS * _BLOCK_TOKENS}
     return (
         Group(
             name=caching,
-            title=f"Prefix caching on, prompts of {tokens(_EXTRA_PROMPT)}: fresh and fragmented memory, with and "
-            "without 7/8 of the prompt in the caches",
+            title=f"Prefix caching on, prompts of {tokens(prompt)}: fresh and fragmented memory, with and without 7/8 "
+            "of the prompt in the caches",
             modes=divided,
             prefix_caching=True,
             cells=tuple(
                 Cell(
                     group=caching,
                     rate=_EXTRA_RATE,
-                    prompt_tokens=_EXTRA_PROMPT,
+                    prompt_tokens=prompt,
                     requests=_EXTRA_REQUESTS,
                     output_tokens=settings.output_tokens,
                     memory=memory,
@@ -160,7 +162,7 @@ def _extra_groups(settings: CompareSettings) -> tuple[Group, ...]:
             title="Prefill in chunks of 4,096 tokens",
             modes=divided,
             engine_args=("--max-num-batched-tokens", str(_CHUNK_TOKENS)),
-            cells=(_cell(settings, chunks, heavy_rate, _EXTRA_PROMPT),),
+            cells=(_cell(settings, chunks, rate, prompt),),
         ),
         Group(
             name=alone,
@@ -169,7 +171,7 @@ def _extra_groups(settings: CompareSettings) -> tuple[Group, ...]:
             prefix_caching=True,
             cells=(
                 msgspec.structs.replace(
-                    _cell(settings, alone, heavy_rate, _EXTRA_PROMPT), shared_tokens=_EXTRA_PROMPT - 16
+                    _cell(settings, alone, rate, prompt), shared_tokens=(prompt - 1) // _BLOCK_TOKENS * _BLOCK_TOKENS
                 ),
             ),
         ),

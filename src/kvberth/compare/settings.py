@@ -79,6 +79,8 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: must be {lowest} or more, not {getattr(self, name)}")
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds: must be above 0, not {self.seconds:g}")
+        if self.arrivals not in (Arrivals.POISSON, Arrivals.UNIFORM):
+            raise ValueError(f"arrivals: must be poisson or uniform, not {self.arrivals}")
         if not 0 <= self.cancel_share < 1:
             raise ValueError(f"cancel_share: must be 0 or more and below 1, not {self.cancel_share:g}")
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
