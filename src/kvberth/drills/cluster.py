@@ -44,6 +44,7 @@ _CHUNK = 128
 _PROXY_PORT = 7000
 _START_SECONDS = 180.0
 _END_SECONDS = 30.0
+_HEALTH_SECONDS = 5.0
 _HELD = ("vllm:kv_cache_usage_perc", "kvberth:leased_blocks", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _CORRUPTIONS = "kvberth:emulator_corruptions_total"
 _NUM_BLOCKS = 65536 // 16
@@ -219,7 +220,7 @@ class DrillCluster:
     def health(self, at: float) -> HealthSample:
         """What the router says now, which is `at` seconds from the start of the traffic."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(f"{self.url}/health", timeout=_HEALTH_SECONDS) as answer:  # noqa: S310 - our own URL
                 said = answer.read()
         except urllib.error.HTTPError as error:  # 503 has a body like any other
             said = error.read()
