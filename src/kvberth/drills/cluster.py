@@ -121,10 +121,6 @@ class DrillCluster:
 
     # What can be done to it.
 
-    def kill(self, name: str) -> None:
-        """SIGKILL to the process and its family."""
-        self._processes[name].kill()
-
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process and its family."""
         self._processes[name].signal(number)
@@ -142,7 +138,7 @@ class DrillCluster:
         deadline = time.monotonic() + _END_SECONDS
         while self._processes[name].is_alive:
             if time.monotonic() > deadline:
-                raise LaunchError(f"{name} has not ended {_END_SECONDS:g} s after SIGTERM")
+                raise LaunchError(f"{name} has not ended within {_END_SECONDS:g} s")
             time.sleep(0.05)
 
     def start(self, name: str) -> None:
