@@ -101,10 +101,9 @@ _PROCESSES = (
             fault=lambda victims, _: Kill(victims),
             hold_seconds=0.2,
             is_down=True,
-            excused=excused,
             traffic_seconds=45.0,
         )
-        for role, victims, excused in (("prefill", _A_PREFILL, frozenset()), ("decode", _A_DECODE, _REFUSED))
+        for role, victims in (("prefill", _A_PREFILL), ("decode", _A_DECODE))
     ),
     Drill(
         name="kill-all-prefill",
@@ -121,7 +120,6 @@ _PROCESSES = (
         fault=lambda victims, _: Kill(victims),
         is_down=True,
         notice_seconds=_KILL_NOTICE,
-        excused=_REFUSED,
     ),
     Drill(
         name="kill-all-decode",

@@ -44,6 +44,7 @@ _CHUNK = 128
 _PROXY_PORT = 7000
 _START_SECONDS = 180.0
 _END_SECONDS = 30.0
+_HEALTH_SECONDS = 5.0
 _HELD = ("vllm:kv_cache_usage_perc", "kvberth:leased_blocks", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _CORRUPTIONS = "kvberth:emulator_corruptions_total"
 _NUM_BLOCKS = 65536 // 16
@@ -120,10 +121,6 @@ class DrillCluster:
 
     # What can be done to it.
 
-    def kill(self, name: str) -> None:
-        """SIGKILL to the process and its family."""
-        self._processes[name].kill()
-
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process and its family."""
         self._processes[name].signal(number)
@@ -141,7 +138,7 @@ class DrillCluster:
         deadline = time.monotonic() + _END_SECONDS
         while self._processes[name].is_alive:
             if time.monotonic() > deadline:
-                raise LaunchError(f"{name} has not ended {_END_SECONDS:g} s after SIGTERM")
+                raise LaunchError(f"{name} has not ended within {_END_SECONDS:g} s")
             time.sleep(0.05)
 
     def start(self, name: str) -> None:
@@ -219,7 +216,7 @@ class DrillCluster:
     def health(self, at: float) -> HealthSample:
         """What the router says now, which is `at` seconds from the start of the traffic."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(f"{self.url}/health", timeout=_HEALTH_SECONDS) as answer:  # noqa: S310 - our own URL
                 said = answer.read()
         except urllib.error.HTTPError as error:  # 503 has a body like any other
             said = error.read()

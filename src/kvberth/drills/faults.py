@@ -60,8 +60,11 @@ class Kill:
     names: tuple[str, ...]
 
     def begin(self, cluster: DrillCluster) -> None:
+        # All at once: to see one of them gone takes a while.
         for name in self.names:
-            cluster.kill(name)
+            cluster.signal(name, signal.SIGKILL)
+        for name in self.names:
+            cluster.await_end(name)
 
     def end(self, cluster: DrillCluster) -> None:
         for name in self.names:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from kvberth.drills.catalogue import Drill
 from kvberth.drills.client import send_all
@@ -32,7 +33,7 @@ _AFTER_SECONDS = 3.0
 _AFTERMATH = TrafficShape(rate=4.0)
 _AFTERMATH_SECONDS = 2.5
 _REACTION_SECONDS = 2.0
-"""So long after a fault's end requests may still be sent where it was felt."""
+"""So long after a fault requests may still be sent where it was felt."""
 _WHOLE_SECONDS = 60.0
 """A breaker's longest pause is 30 s, and then a request must come."""
 _LOOK_SECONDS = 0.25
@@ -62,7 +63,7 @@ async def run_drill(
     clock = _Clock()
     async with _watching(cluster, clock) as samples:
         sending = asyncio.create_task(send_all(cluster.url, MODEL, plan, clock.start))
-        window = await _strike(cluster, fault, clock, begin, drill.hold_seconds)
+        blow = await _strike(cluster, fault, clock, begin, drill.hold_seconds)
         whole = asyncio.create_task(_await_whole(cluster, down, clock))
         replies = await sending
         back = await whole
@@ -72,9 +73,9 @@ async def run_drill(
     after_verdicts = [judge(each) for each in aftermath]
     corruptions = new_corruptions(before, states)
     problems = [
-        *objections(replies, verdicts, Window(window.begin, window.end + _REACTION_SECONDS), drill.excused),
+        *objections(replies, verdicts, _felt(blow, back), drill.excused),
         *(f"afterwards, {each}" for each in objections(aftermath, after_verdicts)),
-        *untruths(samples, [_outage(name, drill, window, back) for name in down]),
+        *untruths(samples, [_outage(name, drill, blow, back[name]) for name in down]),
         *leftovers(states),
         *growth(baseline, processes),
         *([f"{corruptions} KV contexts held wrong words"] if corruptions else []),
@@ -85,7 +86,7 @@ async def run_drill(
         drill=drill.name,
         round=number,
         seed=seed,
-        began_seconds=round(window.begin, 2),
+        began_seconds=round(blow.begun, 2),
         requests=counts.total(),
         right=counts[Outcome.RIGHT],
         refused=counts[Outcome.REFUSED],
@@ -126,16 +127,26 @@ class _Clock:
         await asyncio.sleep(max(0.0, moment - self.now()))
 
 
-async def _strike(cluster: DrillCluster, fault: Fault, clock: _Clock, begin: float, hold_seconds: float) -> Window:
+@dataclass(frozen=True, slots=True)
+class _Blow:
+    """When a fault's beginning was begun and done, and when it had been undone, by the drill's clock."""
+
+    begun: float
+    done: float
+    undone: float
+
+
+async def _strike(cluster: DrillCluster, fault: Fault, clock: _Clock, begin: float, hold_seconds: float) -> _Blow:
     """The fault, from its beginning to its end; it is undone in any case."""
     await clock.sleep_until(begin)
-    began = clock.now()
+    begun = clock.now()
     try:
         await asyncio.to_thread(fault.begin, cluster)
-        await clock.sleep_until(began + hold_seconds)
+        done = clock.now()
+        await clock.sleep_until(done + hold_seconds)
     finally:
         await asyncio.to_thread(fault.end, cluster)
-    return Window(began, clock.now())
+    return _Blow(begun, done, clock.now())
 
 
 async def _await_whole(cluster: DrillCluster, down: Sequence[str], clock: _Clock) -> dict[str, float]:
@@ -175,14 +186,19 @@ async def _watching(cluster: DrillCluster, clock: _Clock) -> AsyncIterator[list[
         looking.cancel()
 
 
-def _outage(name: str, drill: Drill, window: Window, back: Mapping[str, float]) -> Outage:
+def _felt(blow: _Blow, back: Mapping[str, float]) -> Window:
+    """While requests may suffer: until what was ended serves again, and a little longer."""
+    return Window(blow.begun, max(blow.undone, *back.values(), 0.0) + _REACTION_SECONDS)
+
+
+def _outage(name: str, drill: Drill, blow: _Blow, back: float) -> Outage:
     return Outage(
         name=name,
-        begin=window.begin,
-        end=window.end,
-        back=back[name],
+        begin=blow.begun,
+        end=blow.undone,
+        back=back,
         is_certain=drill.notice_seconds is not None,
-        notice_seconds=drill.notice_seconds or 0.0,
+        notice_seconds=(drill.notice_seconds or 0.0) + blow.done - blow.begun,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvberth.layout import Region, Runs
 from kvberth.transport.base import Direction, Handle, TransportError
+from kvberth.transport.tcp import abort_connections, discard_unsent_on_close
 
 try:
     from nixl._api import nixl_agent, nixl_agent_config
@@ -56,6 +57,9 @@ class NixlTransport:
             raise TransportError(f"NIXL has no back end {backend}; it has {sorted(self._agent.plugin_list)}")
         self._registered: list[Any] = []
         self._handles: dict[Handle, Any] = {}
+        self._peer_of: dict[Handle, str] = {}
+        self._metadata: dict[str, bytes] = {}
+        self._discarding: set[str] = set()
         self._numbers = itertools.count(1)
 
     def register(self, regions: Sequence[Region], num_blocks: int) -> None:
@@ -80,13 +84,19 @@ class NixlTransport:
             name = self._agent.add_remote_agent(metadata)
         except Exception as error:
             raise TransportError(f"NIXL refuses the peer's metadata: {error}") from error
-        return name.decode() if isinstance(name, bytes) else str(name)
+        peer = name.decode() if isinstance(name, bytes) else str(name)
+        self._metadata[peer] = metadata
+        return peer
 
     def remove_peer(self, name: str) -> None:
         try:
             self._agent.remove_remote_agent(name)
         except Exception as error:
             raise TransportError(f"NIXL cannot remove peer {name}: {error}") from error
+        finally:
+            self._discarding.discard(name)
+            if (theirs := self._metadata.pop(name, None)) is not None:
+                abort_connections(self.metadata(), theirs)
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
         try:
@@ -109,6 +119,7 @@ class NixlTransport:
             raise TransportError(f"NIXL cannot post a {direction} with {peer}")
         number = Handle(next(self._numbers))
         self._handles[number] = handle
+        self._peer_of[number] = peer
         return number
 
     def is_done(self, handle: Handle) -> bool:
@@ -118,9 +129,13 @@ class NixlTransport:
             raise TransportError(f"{type(error).__name__}: {error}") from error
         if status == "ERR":
             raise TransportError("NIXL reports an error of the transfer")
-        return bool(status == "DONE")
+        if status != "DONE":
+            return False
+        self._note_connection(self._peer_of[handle])
+        return True
 
     def release(self, handle: Handle) -> None:
+        del self._peer_of[handle]
         self._release(self._handles.pop(handle))
 
     def progress(self) -> None:
@@ -133,6 +148,13 @@ class NixlTransport:
             self._agent.deregister_memory(registered)
         self._registered.clear()
         del self._agent
+
+    def _note_connection(self, peer: str) -> None:
+        """The first transfer with a peer has been done, so its connections are there, if it has any."""
+        theirs = self._metadata.get(peer)
+        if theirs is not None and peer not in self._discarding:
+            self._discarding.add(peer)
+            discard_unsent_on_close(self.metadata(), theirs)
 
     def _release(self, handle: Any) -> None:
         try:

@@ -1,0 +1,109 @@
+"""TCP connections under the transport library, cut so that nothing more comes out of them.
+
+Where NIXL moves bytes over TCP, a WRITE goes through the kernel's send buffer. To forget the peer at NIXL neither
+closes that connection nor empties the buffer: after a cut of the network the kernel would send megabytes of a WRITE
+that everybody has given up on, into blocks that are somebody else's by then. Shared memory and RDMA have no such
+buffer.
+
+NIXL has no name for its connections, so they are found by their ends: a UCX address, which is part of an agent's
+metadata, has the addresses and the ports that the agent listens on, as they stand in a socket's address.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+__all__ = ["abort_connections", "discard_unsent_on_close"]
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_SIOCOUTQ = 0x5411
+_ABORTIVE = struct.pack("ii", 1, 0)
+_FAMILIES = {socket.AF_INET, socket.AF_INET6}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def abort_connections(ours: bytes, theirs: bytes) -> int:
+    """Reset this process's connections with the agent whose metadata is `theirs`; returns how many there were.
+
+    What the kernel has not sent yet is thrown away. The descriptors stay with their owner, to whom it looks as if the
+    other side had reset the connection.
+    """
+    # A connection that is connected to nobody is one that is cut (connect(2), AF_UNSPEC).
+    nobody = struct.pack("H14x", socket.AF_UNSPEC)
+    with _connections(ours, theirs) as ends:
+        return sum(_libc.connect(end.fileno(), nobody, len(nobody)) == 0 for end in ends)
+
+
+def discard_unsent_on_close(ours: bytes, theirs: bytes) -> int:
+    """Let the kernel do the same by itself when this process ends, however it ends; returns with how many."""
+    with _connections(ours, theirs) as ends:
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTIVE)
+        return len(ends)
+
+
+@contextmanager
+def _connections(ours: bytes, theirs: bytes) -> Iterator[list[socket.socket]]:
+    """This process's connections with that agent, as descriptors of our own, which are closed behind their use."""
+    numbers = [int(path.name) for path in _DESCRIPTORS.iterdir()] if sys.platform == "linux" else []
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(end) for number in numbers if (end := _socket_of(number)) is not None]
+        yield [end for end in sockets if _is_between(end, ours, theirs)]
+
+
+def _socket_of(descriptor: int) -> socket.socket | None:
+    """A copy of a TCP socket; None for anything else, and for what another thread has closed since."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        end = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+    if end.family in _FAMILIES and end.type == socket.SOCK_STREAM:
+        return end
+    end.close()
+    return None
+
+
+def _is_between(end: socket.socket, ours: bytes, theirs: bytes) -> bool:
+    """Whether this connection is one that we made to that agent, or an accepted one in which something is stuck.
+
+    Who has connected to us cannot be told by the port, and agents of one host have one address. So an accepted
+    connection counts only if it does not drain, as those of a lost peer.
+    """
+    try:
+        peer_host, peer_port = end.getpeername()[:2]
+    except OSError:  # not connected
+        return False
+    _, our_port = end.getsockname()[:2]
+    if not _has_host(theirs, end.family, peer_host):
+        return False
+    return _has_port(theirs, peer_port) or (_has_port(ours, our_port) and _unsent_bytes(end) > 0)
+
+
+def _has_host(metadata: bytes, family: int, host: str) -> bool:
+    packed = socket.inet_pton(family, host.partition("%")[0])
+    # UCX leaves the loopback address out, since it means something else on each host.
+    return packed in metadata or host in {"127.0.0.1", "::1"}
+
+
+def _has_port(metadata: bytes, port: int) -> bool:
+    return port.to_bytes(2, "big") in metadata
+
+
+def _unsent_bytes(end: socket.socket) -> int:
+    answer = fcntl.ioctl(end.fileno(), _SIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)

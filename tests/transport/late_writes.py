@@ -1,0 +1,80 @@
+"""One end of a transfer over NIXL, in a process of its own: `test_late_writes` says what to do, a line of JSON each."""
+
+import base64
+import json
+import sys
+import time
+
+import numpy as np
+
+from kvberth.layout import Region, Runs
+from kvberth.transport.base import Direction, TransportError
+from kvberth.transport.nixl import MemoryType, NixlTransport
+
+ROWS, ROW_BYTES = 64, 65_536
+FILL = 7
+
+
+class End:
+    """An agent with its memory; each method is a command."""
+
+    def __init__(self, name: str) -> None:
+        self.memory = np.zeros((ROWS, ROW_BYTES), dtype=np.uint8)
+        self.address = self.memory.ctypes.data
+        self.transport = NixlTransport(f"{name}-{time.monotonic_ns()}", MemoryType.HOST)
+        region = Region(address=self.address, block_stride=ROW_BYTES, block_length=ROW_BYTES)
+        self.transport.register([region], ROWS)
+
+    def card(self) -> tuple[str, int]:
+        return base64.b64encode(self.transport.metadata()).decode(), self.address
+
+    def meet(self, metadata: str, address: int) -> None:
+        self.peer, self.their_address = self.transport.add_peer(base64.b64decode(metadata)), address
+
+    def fill(self, value: int) -> None:
+        self.memory[:] = value
+
+    def write(self, first: int, last: int) -> None:
+        """Post rows of ours into the same rows of theirs."""
+        local, remote = (
+            np.array([[address + row * ROW_BYTES, ROW_BYTES, 0] for row in range(first, last)], dtype=np.uint64)
+            for address in (self.address, self.their_address)
+        )
+        self.handle = self.transport.post(Direction.WRITE, self.peer, Runs(local, remote, 1))
+
+    def await_done(self, seconds: float) -> bool:
+        """Whether it is, within the time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.transport.is_done(self.handle):
+                return True
+            time.sleep(0.001)
+        return False
+
+    def forget(self) -> None:
+        """As the mover does with a lost peer."""
+        self.transport.remove_peer(self.peer)
+        try:
+            self.transport.is_done(self.handle)
+        except TransportError:
+            self.transport.release(self.handle)
+
+    def progress(self, seconds: float) -> int:
+        """Take what comes; returns how many rows are filled then."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.transport.progress()
+            time.sleep(0.001)
+        return int((self.memory == FILL).all(axis=1).sum())
+
+
+def main(name: str) -> None:
+    end = End(name)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        command, *arguments = json.loads(line)
+        print(json.dumps(getattr(end, command)(*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,118 @@
+"""Nothing of a WRITE lands after its end has been given up, over TCP and a network that was cut meanwhile."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.transport.late_writes import FILL
+
+from kvberth.drills.namespaces import Namespaces, why_no_namespaces
+from kvberth.drills.wire import paths
+
+pytest.importorskip("nixl", reason="NIXL is not installed", exc_type=ImportError)
+WHY_NOT = why_no_namespaces()
+pytestmark = [
+    pytest.mark.nixl,
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"network namespaces: {WHY_NOT}"),
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+class Program:
+    """`late_writes` in a namespace."""
+
+    def __init__(self, network: Namespaces, name: str) -> None:
+        self.process = subprocess.Popen(
+            [*network.prefix(name), sys.executable, "-m", "tests.transport.late_writes", name],
+            cwd=ROOT,
+            env={**os.environ, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": network.device(name)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.answer()
+
+    def begin(self, *command: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        """The next line that is JSON; NIXL writes others."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(("{", "[", '"', "null", "true", "false")) or line.strip().isdecimal():
+                return json.loads(line)
+        raise AssertionError("the program has ended")
+
+    def do(self, *command: Any) -> Any:
+        self.begin(*command)
+        return self.answer()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    with Namespaces(["writer", "target"], seed=1) as network:
+        yield network
+
+
+@pytest.fixture
+def ends(network) -> Iterator[tuple[Program, Program]]:
+    """A writer and its target, after a first WRITE: they are connected."""
+    writer, target = Program(network, "writer"), Program(network, "target")
+    try:
+        writer.do("meet", *target.do("card"))
+        target.do("meet", *writer.do("card"))
+        writer.do("fill", FILL)
+        assert write(writer, target, 0, 1)
+        yield writer, target
+    finally:
+        writer.close()
+        target.close()
+
+
+def write(writer: Program, target: Program, first: int, last: int) -> bool:
+    """A WRITE that the target lets in, and that lands there; the target's memory is empty again."""
+    writer.do("write", first, last)
+    writer.begin("await_done", 5.0)
+    target.begin("progress", 1.0)
+    is_done, landed = writer.answer(), target.answer()
+    target.do("fill", 0)
+    return bool(is_done) and landed == last - first
+
+
+def cut(network: Namespaces, writer: Program) -> None:
+    """The network, with a WRITE of sixteen rows on its way: part of it is in the kernel's buffer."""
+    network.set_rules(paths(("writer",), ("target",), loss=1.0))
+    writer.do("write", 1, 17)
+    assert not writer.do("await_done", 0.5)
+
+
+def test_a_writer_that_forgets_its_peer_writes_nothing_any_more(network, ends):
+    """Though it lives on, and the network comes back; and the two can meet again."""
+    writer, target = ends
+    cut(network, writer)
+    writer.do("forget")
+    network.set_rules([])
+    assert target.do("progress", 3.0) == 0
+    writer.do("meet", *target.do("card"))
+    assert write(writer, target, 20, 30)
+
+
+def test_a_killed_writer_writes_nothing_any_more(network, ends):
+    """The kernel keeps nothing that it would send in its name."""
+    writer, target = ends
+    cut(network, writer)
+    writer.close()
+    network.set_rules([])
+    assert target.do("progress", 3.0) == 0
