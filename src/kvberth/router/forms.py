@@ -59,7 +59,7 @@ def readable_error(path: str, status: int, body: bytes, *, leg: Leg) -> bytes:
 
 
 def is_preamble(path: str, stream: bytes) -> bool:
-    """Whether an engine's stream says nothing yet but that there is a request: vLLM's Responses begin so, unscheduled."""
+    """Whether an engine's stream says no more than that there is a request, as vLLM's Responses do at once."""
     if not stream or not _is_at(path, "/v1/responses"):
         return False
     events = (event for event in stream.split(b"\n\n") if event)
