@@ -121,8 +121,8 @@ async def run_decode_leg(
     """D's leg up to its first bytes (a stream) or to its end (everything else).
 
     vLLM sends the head of a stream before it has scheduled the request, and of Responses two events as well, so these
-    prove nothing: until the first bytes behind them the answer may still come from somewhere else. An error may be those
-    first bytes. The caller owns the stream and closes it, and sets the `clock` for those first bytes.
+    prove nothing: until the first bytes behind them the answer may still come from somewhere else. Those may be an
+    error. The caller owns the stream and closes it, and sets the `clock` for its first bytes.
     """
     response: aiohttp.ClientResponse | None = None
     try:
