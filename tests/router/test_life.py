@@ -6,33 +6,33 @@ from itertools import product
 
 import pytest
 
+from kvberth.router.actions import (
+    AbortDecode,
+    AbortPrefill,
+    AwaitMoment,
+    Deliver,
+    Refuse,
+    Retry,
+    StartDecode,
+    StartPrefill,
+)
 from kvberth.router.answer import Whole
 from kvberth.router.binding import Binding
 from kvberth.router.choice import BindingChoice, Choice
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine, EngineInfo, Role
 from kvberth.router.errors import Failure, FailureKind
-from kvberth.router.life import (
-    _HANDLERS,
-    AbortDecode,
-    AbortPrefill,
-    AwaitMoment,
+from kvberth.router.events import (
     BindNow,
     DecodeAnswered,
     DecodeBehind,
     DecodeFailed,
-    Deliver,
     HandedOver,
-    Life,
     PrefillAnswered,
     PrefillFailed,
     PrefillRejected,
-    Refuse,
-    Retry,
-    StartDecode,
-    StartPrefill,
-    State,
 )
+from kvberth.router.life import _HANDLERS, Life, State
 from kvberth.router.transfer import decode_params, prefill_params
 
 P1, P2 = (Engine(f"http://p{i}", Role.PREFILL, EngineInfo(Role.PREFILL, f"p{i}", "h", 5, 1)) for i in (1, 2))

@@ -9,8 +9,33 @@ import pytest
 import kvberth.router
 
 PURE = (
-    *("admission", "answer", "binding", "breaker", "choice", "config", "continuation", "deadline", "engines"),
-    *("errors", "figures", "fleet", "forms", "headers", "journal", "life", "load", "prefix", "request", "spans"),
+    *(
+        "actions",
+        "admission",
+        "answer",
+        "binding",
+        "breaker",
+        "choice",
+        "config",
+        "continuation",
+        "deadline",
+        "engines",
+    ),
+    *(
+        "engines",
+        "errors",
+        "events",
+        "figures",
+        "fleet",
+        "forms",
+        "headers",
+        "journal",
+        "life",
+        "load",
+        "prefix",
+        "request",
+        "spans",
+    ),
     *("tally", "timeline", "transfer"),
 )
 NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}

@@ -11,6 +11,16 @@ from typing import Any
 
 import aiohttp
 
+from kvberth.router.actions import (
+    AbortDecode,
+    AbortPrefill,
+    AwaitMoment,
+    Deliver,
+    Refuse,
+    Retry,
+    StartDecode,
+    StartPrefill,
+)
 from kvberth.router.admission import Admission
 from kvberth.router.answer import Answer, Header, Streamed
 from kvberth.router.binding import Binding
@@ -20,31 +30,22 @@ from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
 from kvberth.router.engines import Engine, EngineInfo
 from kvberth.router.errors import Failure, FailureKind
-from kvberth.router.fleet import Fleet, Visit
-from kvberth.router.follow import Follow
-from kvberth.router.journal import Journal
-from kvberth.router.legs import abandon, close_stream, run_decode_leg, run_prefill_leg
-from kvberth.router.life import (
-    AbortDecode,
-    AbortPrefill,
-    AwaitMoment,
+from kvberth.router.events import (
     BindNow,
     DecodeAnswered,
     DecodeBehind,
     DecodeFailed,
-    Deliver,
     Event,
     HandedOver,
-    Life,
     PrefillAnswered,
     PrefillFailed,
     PrefillRejected,
-    Refuse,
-    Retry,
-    StartDecode,
-    StartPrefill,
-    State,
 )
+from kvberth.router.fleet import Fleet, Visit
+from kvberth.router.follow import Follow
+from kvberth.router.journal import Journal
+from kvberth.router.legs import abandon, close_stream, run_decode_leg, run_prefill_leg
+from kvberth.router.life import Life, State
 from kvberth.router.metrics import Metrics
 from kvberth.router.request import ClientRequest
 from kvberth.router.roster import Roster

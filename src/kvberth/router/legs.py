@@ -18,15 +18,9 @@ import aiohttp
 from kvberth.router.answer import Header, Streamed, Whole
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, FailureKind, Leg
+from kvberth.router.events import DecodeAnswered, DecodeFailed, PrefillAnswered, PrefillFailed, PrefillRejected
 from kvberth.router.forms import begins_with_failure, is_preamble, readable_error
 from kvberth.router.headers import JSON, response_headers
-from kvberth.router.life import (
-    DecodeAnswered,
-    DecodeFailed,
-    PrefillAnswered,
-    PrefillFailed,
-    PrefillRejected,
-)
 from kvberth.router.request import take_transfer_params, without_transfer_params
 
 __all__ = ["StreamBrokenError", "abandon", "close_stream", "open_session", "run_decode_leg", "run_prefill_leg"]

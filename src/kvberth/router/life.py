@@ -15,41 +15,39 @@ After SETTLED only bytes flow. The caller ends a leg that is still running when 
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from kvberth.router.answer import Answer
+from kvberth.router.actions import (
+    AbortDecode,
+    AbortPrefill,
+    Action,
+    AwaitMoment,
+    Deliver,
+    Refuse,
+    Retry,
+    StartDecode,
+    StartPrefill,
+)
 from kvberth.router.binding import Binding
 from kvberth.router.choice import BindingChoice, Choice
 from kvberth.router.config import Mode
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, FailureKind, Leg, RouterError
+from kvberth.router.events import (
+    BindNow,
+    DecodeAnswered,
+    DecodeBehind,
+    DecodeFailed,
+    Event,
+    HandedOver,
+    PrefillAnswered,
+    PrefillFailed,
+    PrefillRejected,
+)
 from kvberth.router.transfer import decode_params, prefill_params, with_attempt
 
-__all__ = [
-    "AbortDecode",
-    "AbortPrefill",
-    "Action",
-    "AwaitMoment",
-    "BindNow",
-    "DecodeAnswered",
-    "DecodeBehind",
-    "DecodeFailed",
-    "Deliver",
-    "Engines",
-    "Event",
-    "HandedOver",
-    "Life",
-    "PrefillAnswered",
-    "PrefillFailed",
-    "PrefillRejected",
-    "Refuse",
-    "Retry",
-    "StartDecode",
-    "StartPrefill",
-    "State",
-]
+__all__ = ["Engines", "Life", "State"]
 
 _UNDIVIDED = "undivided"
 _PREFILL_TRIES = 2
@@ -63,122 +61,6 @@ class State(Enum):
     BOTH = auto()
     DECODING = auto()
     SETTLED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillAnswered:
-    """P is done. `transfer_params` is what its connector answered, if it did."""
-
-    transfer_params: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillRejected:
-    """P found a mistake of the client's (4xx): D would find the same."""
-
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillFailed:
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeAnswered:
-    """D's first bytes are here, or all of them, or its error."""
-
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeFailed:
-    """D brought nothing that a client should be shown, or an error that is shown only if nobody does better."""
-
-    failure: Failure
-    answer: Answer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBehind:
-    """The prompt has been computed for a while, and D has not reserved memory for it yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """All of the KV that D lacked is there. `is_prefilled`: because it was computed, not because D lacked none."""
-
-    is_prefilled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BindNow:
-    """P will soon be done: the moment to choose D has come."""
-
-
-Event = (
-    BindNow
-    | HandedOver
-    | PrefillAnswered
-    | PrefillRejected
-    | PrefillFailed
-    | DecodeAnswered
-    | DecodeBehind
-    | DecodeFailed
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StartPrefill:
-    engine: Engine
-    transfer_id: str
-    transfer_params: bytes
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitMoment:
-    """Say `BindNow` shortly before the prefill ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartDecode:
-    """`transfer_params` is None where D computes the prompt itself; `attempt` counts the transfer's decode workers."""
-
-    engine: Engine
-    transfer_params: bytes | None
-    reason: str
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AbortPrefill:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class AbortDecode:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """A failure is being hidden from the client; operators want to know."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    error: RouterError
-
-
-Action = StartPrefill | AwaitMoment | StartDecode | AbortPrefill | AbortDecode | Retry | Deliver | Refuse
 
 
 class Engines(Protocol):
