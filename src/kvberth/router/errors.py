@@ -41,8 +41,8 @@ class Failure:
         """Whether a second engine may be tried: not after a wait that the client would have to bear twice."""
         return self.kind is not FailureKind.FIRST_TOKEN_TIMEOUT
 
-    def as_error(self) -> "RouterError":
-        """The answer to the client when nothing else can be tried."""
+    def as_error(self, *, is_final: bool = False) -> "RouterError":
+        """The answer to the client when nothing else can be tried; if `is_final`, not by the client either."""
         match self.kind:
             case FailureKind.FIRST_TOKEN_TIMEOUT:
                 return RouterError(504, f"The {self.leg} leg gave no first token in time.", code=f"{self.leg}_timeout")
@@ -50,7 +50,8 @@ class Failure:
                 message = f"The {self.leg} leg could not connect to its engine in time."
                 return RouterError(504, message, code=f"{self.leg}_timeout")
             case _:
-                return RouterError(502, f"The {self.leg} leg's engine failed.", code=f"{self.leg}_failed")
+                message = f"The {self.leg} leg's engine failed."
+                return RouterError(502, message, code=f"{self.leg}_failed", is_final=is_final)
 
 
 class RouterError(Exception):
@@ -64,6 +65,7 @@ class RouterError(Exception):
         code: str,
         param: str | None = None,
         retry_after_seconds: int | None = None,
+        is_final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -71,17 +73,19 @@ class RouterError(Exception):
         self.code = code
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+        self.is_final = is_final or status == 504
 
     @property
     def headers(self) -> list[Header]:
         """What tells a client whether and when to ask again.
 
         The `openai` and `anthropic` clients repeat whatever fails with 5xx, twice unless told otherwise. A request that
-        has used up its time would use it twice more, in engines that have too much to do already.
+        has used up its time would use it twice more, in engines that have too much to do already; one of which several
+        engines have died would be shown to others (`is_final`).
         """
         if self.retry_after_seconds is not None:
             return [("retry-after", str(self.retry_after_seconds))]
-        return [("x-should-retry", "false")] if self.status == 504 else []
+        return [("x-should-retry", "false")] if self.is_final else []
 
     def fields(self) -> bytes:
         """The error object alone, as JSON; its type follows from the status."""

@@ -260,7 +260,8 @@ class Life:
             choice = self._engines.choose_decode(self._failed_decodes)
         if choice is None:
             aborts: list[Action] = [AbortPrefill()] if self.state is State.BOTH else []
-            last = Deliver(event.answer) if event.answer is not None else Refuse(event.failure.as_error())
+            error = event.failure.as_error(is_final=len(self._failed_decodes) > 1)
+            last = Deliver(event.answer) if event.answer is not None else Refuse(error)
             return self._settle(*aborts, last)
         self.retries_left -= 1
         return [Retry(event.failure), *self._bind_again(choice)]
