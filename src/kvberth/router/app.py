@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvberth.keys import Keyring, read_key_pair
 from kvberth.router.admin import admin_routes
 from kvberth.router.admission import Admission
-from kvberth.router.call import SERVER_SEND
 from kvberth.router.config import RouterConfig
 from kvberth.router.control import Control
 from kvberth.router.engines import Role, Source
@@ -90,7 +89,7 @@ def create_app(config: RouterConfig) -> Starlette:
         service: Service = app.state.service
         return service
 
-    app = _Application(
+    app = Starlette(
         routes=_routes(config, get_service),
         middleware=[Middleware(_RequestIds), Middleware(ApiKeys, config.api_key)],
         exception_handlers={HTTPException: _http_error, RouterError: _router_error},
@@ -99,14 +98,6 @@ def create_app(config: RouterConfig) -> Starlette:
     # A redirect would name the host that the client's own header names.
     app.router.redirect_slashes = False
     return app
-
-
-class _Application(Starlette):
-    """Starlette, which leaves the server's own `send` in the scope."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SERVER_SEND] = send
-        await super().__call__(scope, receive, send)
 
 
 def _routes(config: RouterConfig, get_service: Callable[[], Service]) -> list[Route]:

@@ -21,14 +21,12 @@ from kvberth.router.headers import REQUEST_ID, TIMEOUT
 from kvberth.router.reply import Reply, StallWatch
 from kvberth.router.timeline import CLIENT_STALLED, CLIENT_WENT_AWAY, Timeline
 
-__all__ = ["ABORT_EXTENSION", "SERVER_SEND", "Call"]
+__all__ = ["ABORT_EXTENSION", "Call"]
 
 logger = logging.getLogger(__name__)
 
 # What our server adds to a request's scope: a function that cuts the client's connection, with what is unsent.
 ABORT_EXTENSION = "kvberth.abort"
-# The server's own `send` in a request's scope. What middleware adds to `send` is for heads; a stream has many bodies.
-SERVER_SEND = "kvberth.send"
 _CODE_OF_ABANDONED = 499  # nginx's code, for those who count only: nobody is there to read it
 
 
@@ -51,7 +49,7 @@ class Call(ABC):
         self.service = service
         self.headers = Headers(scope=scope)
         self.request_id: str = scope[REQUEST_ID]
-        self.reply = Reply(send, path, send_body=scope[SERVER_SEND])
+        self.reply = Reply(send, path)
         self.arrived = time.monotonic()
         self.queue_seconds = 0.0
         self.allowed_seconds: float | None = None

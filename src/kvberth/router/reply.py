@@ -22,16 +22,14 @@ __all__ = ["Reply", "StallWatch"]
 class Reply:
     """A response in the making. `status` is None until its head is sent; from then on an error cannot change it.
 
-    `send` takes the head, `send_body` all that follows. `path` decides the form of errors. `sending_since` is when the
-    send that waits for the client began, or None.
+    `path` decides the form of errors. `sending_since` is when the send that waits for the client began, or None.
     """
 
-    def __init__(self, send: Send, path: str, *, send_body: Send) -> None:
+    def __init__(self, send: Send, path: str) -> None:
         self.status: int | None = None
         self._is_mid_stream = False
         self._path = path
-        self._send_first = send
-        self._send_body = send_body
+        self._send_now = send
         self.sending_since: float | None = None
 
     async def send_whole(self, answer: Whole, own_headers: Iterable[Header] = ()) -> None:
@@ -78,13 +76,11 @@ class Reply:
     async def _send_head(self, status: int, headers: Iterable[Header]) -> None:
         self.status = status
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-        self.sending_since = time.monotonic()
-        await self._send_first({"type": "http.response.start", "status": status, "headers": raw})
-        self.sending_since = None
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
-    async def _send(self, body: Message) -> None:
+    async def _send(self, message: Message) -> None:
         self.sending_since = time.monotonic()
-        await self._send_body(body)
+        await self._send_now(message)
         self.sending_since = None
 
 
