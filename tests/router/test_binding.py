@@ -217,6 +217,7 @@ async def test_requests_that_choose_at_the_same_time_share_a_reading(site):
     client = await uneven.start(binding=Binding.LATE)
     asking = [asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1})) for _ in range(20)]
     await until(lambda: len(uneven.prefill.seen) == 20)
+    await uneven.change_places()
     uneven.finish.set()
     assert await asyncio.gather(*asking) == [(200, "late")] * 20
     assert 1 <= uneven.first.loads_read < 20
