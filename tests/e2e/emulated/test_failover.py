@@ -1,17 +1,20 @@
 """Engines that go while requests stand in every phase: clients behind the router see right answers, and no errors."""
 
 import json
+import re
 import signal
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.e2e.client import Client, assert_nothing_left, eventually
-from tests.e2e.emulated.test_cluster import MODEL, counter, settings
+from tests.e2e.emulated.test_cluster import counter, settings
 from tests.e2e.emulated.test_deaths import prompt, start_again
 
 from kvberth.launch import LocalCluster
@@ -19,15 +22,28 @@ from kvberth.launch.engine import EngineProcess
 
 MAX_TOKENS = 300
 LENGTHS = (300, 2500, 6000)
+MODEL = "slow"
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory) -> str:
+    """One whose prefill takes seconds, so that there is time to do something meanwhile."""
+    text = resources.files("kvberth.emulator").joinpath("profiles", "small.toml").read_text()
+    slow, changes = re.subn(r"^prompt_token_us = .*$", "prompt_token_us = 200.0", text, flags=re.MULTILINE)
+    assert changes == 1
+    path: Path = tmp_path_factory.mktemp("profile") / f"{MODEL}.toml"
+    path.write_text(slow.replace('name = "small"', f'name = "{MODEL}"'))
+    return str(path)
+
+
 @pytest.fixture
-def cluster(pool) -> LocalCluster:
+def cluster(pool, profile) -> LocalCluster:
     """Two of each kind, so that somebody else is there, and a router that finds out soon."""
     return pool.get(
         settings(
+            model=profile,
             prefill=2,
             decode=2,
             engine_args=("--max-num-batched-tokens", "128"),
@@ -152,14 +168,14 @@ def test_decode_worker_that_goes_before_the_first_token_is_bound_again(cluster, 
     asked = Asked(cluster, threads, COMPLETIONS, body)
     eventually(lambda: asked.facts("registered") != [], 10, "its blocks are reserved")
     victim = asked.worker()
-    victim.kill()
     assert asked.facts("prefill_done") == []
+    victim.signal(signal.SIGKILL)
     assert asked.result()[0] == text
     attempts = [sent["attempt"] for sent in asked.facts("decode_sent")]
     assert attempts == [0, 1]
     assert len(asked.facts("prefill_sent")) == 1
     assert asked.worker() is not victim
-    start_again(victim)
+    bring_back(victim, "killed")
     assert_all_is_well(cluster)
 
 
@@ -173,8 +189,8 @@ def test_prefill_worker_that_goes_is_replaced(cluster, threads, how):
     url = asked.facts("prefill_sent")[0]["engine"]
     victim = next(engine for engine in cluster.prefill if engine.url == url)
     began = time.monotonic()
-    victim.signal(SIGNALS[how])
     assert asked.facts("prefill_done") == []
+    victim.signal(SIGNALS[how])
     try:
         assert asked.result()[0] == text
         assert time.monotonic() - began < 15

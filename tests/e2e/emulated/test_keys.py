@@ -71,7 +71,7 @@ def test_a_decode_worker_without_an_accepted_key_gets_nothing(cluster, tmp_path)
         answer = legs.in_turn(cluster.decode[0], prompt, "served")
         assert told(answer)["ok"]
     eventually(lambda: "refused a peer at" in cluster.prefill[0].log.read_text(), 5, "P has said so")
-    assert_nothing_left(cluster)
+    assert_nothing_left(cluster, 40)  # P keeps the blocks that nobody may ask for until their lease ends
 
 
 def test_a_stranger_is_not_answered(cluster):
