@@ -188,15 +188,6 @@ def test_message_streams_what_it_says(claude, mode):
     assert said._request_id
 
 
-def test_message_that_uses_a_tool(claude):
-    """One that must be used."""
-    choice = {"type": "tool", "name": "get_tide"}
-    answer = claude.messages.create(**MESSAGE, max_tokens=80, tools=[TIDE_TOOL], tool_choice=choice)
-    (used,) = [block for block in answer.content if block.type == "tool_use"]
-    assert used.name == "get_tide"
-    assert used.input["harbour"] in {"Dover", "Calais"}
-
-
 def test_refused_message_is_an_exception(claude):
     """In the form that this client reads, whoever refuses: an engine or the router."""
     with pytest.raises(anthropic.NotFoundError, match="nonesuch") as caught:

@@ -24,6 +24,7 @@ def cluster(pool) -> LocalCluster:
     }
     return pool.get(
         settings(
+            authenticate=False,  # the decode worker's configuration is our own, and has no key
             connector_config={"lease_seconds": 300},
             decode_args=("--max-model-len", str(ROOM), "--kv-transfer-config", json.dumps(strict)),
         )
