@@ -123,7 +123,8 @@ class Fleet:
 
     def lacks_little(self, decode: Engine, facts: RequestFacts) -> bool:
         """Whether this decode worker had better compute the prompt itself than wait for somebody else."""
-        return missing_tokens(decode, facts) < self._local_prefill_tokens
+        limit = self._local_prefill_tokens
+        return limit > 0 and missing_tokens(decode, facts) < limit
 
     def enter(self, engine: Engine, facts: RequestFacts, now: float) -> Visit:
         """A leg of a request starts at an engine."""

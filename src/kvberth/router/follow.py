@@ -17,6 +17,8 @@ _BEHIND_SETUPS = 10
 _BEHIND_SECONDS = 0.5
 """A decode worker that has not registered so long after the prefill, or so many times the usual, has no room."""
 
+_NOTHING = PrefillProgress(0, 0, 0, is_registered=False)
+
 
 class Follow:
     """Calls back on the event loop; nothing is called any more after `close`, which must be called.
@@ -77,13 +79,13 @@ class Follow:
 
     def _told(self, progress: PrefillProgress) -> None:
         now = time.monotonic()
-        before, self._heard = self._heard, progress
+        before, self._heard = self._heard or _NOTHING, progress
         self._plan.told(progress, now)
-        if _is_new(progress.scheduled_tokens > 0, before is not None and before.scheduled_tokens > 0):
+        if progress.scheduled_tokens > 0 and before.scheduled_tokens == 0:
             self._note(What.PREFILL_BEGAN)
-        if _is_new(progress.is_registered, before is not None and before.is_registered):
+        if progress.is_registered and not before.is_registered:
             self._note(What.REGISTERED)
-        if _is_new(progress.is_complete, before is not None and before.is_complete):
+        if progress.is_complete and not before.is_complete:
             self._note(What.PREFILL_DONE)
         self._set_moment(now)
         if progress.is_handed_over:
@@ -106,7 +108,3 @@ class Follow:
     def _lose_patience(self) -> None:
         if self._heard is not None and not self._heard.is_registered:
             self._on_behind()
-
-
-def _is_new(is_so: bool, was_so: bool) -> bool:
-    return is_so and not was_so

@@ -163,7 +163,7 @@ class ClientRequest:
                 self.obstacle = _responses_obstacle(fields)
             case Endpoint.MESSAGES:
                 self.obstacle = None
-        self.is_continuable = self.is_streamed and self.obstacle is None and _is_continuable(endpoint, fields)
+        self.is_continuable = self.is_streamed and self.obstacle is None and _is_continuable(endpoint, fields, prompt)
         self.shows_token_ids = _is_set(fields, "return_token_ids")
         self._body = body
         self._fields = fields
@@ -336,14 +336,14 @@ def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
     return None
 
 
-def _is_continuable(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> bool:
+def _is_continuable(endpoint: Endpoint, fields: dict[str, msgspec.Raw], prompt: bytes) -> bool:
     if endpoint not in (Endpoint.COMPLETIONS, Endpoint.CHAT) or _count(fields.get("n")) not in (None, 1):
         return False
     if any(bytes(fields.get(name, b"null")) not in _NO_VALUES for name in _NOT_CONTINUABLE):
         return False
     if endpoint is Endpoint.COMPLETIONS and bytes(fields.get("logprobs", b"null")) != b"null":
         return False  # their offsets count from the first character
-    if endpoint is Endpoint.CHAT and any(sign in _prompt(endpoint, fields) for sign in _SIGNS_OF_MEDIA):
+    if endpoint is Endpoint.CHAT and any(sign in prompt for sign in _SIGNS_OF_MEDIA):
         return False  # the ids of a prompt do not hold its images
     return bytes(fields.get("response_format", b"null")) in _PLAIN_FORMATS
 
