@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from kvberth.router.config import Mode
+from kvberth.router.engines import Engine
+from kvberth.router.legs import _ending_with
 
 from .fakes import D_ANSWER, Site, answers, dies, half_answer, hangs, hangs_on_transfer, streams, streams_on
 
@@ -275,3 +277,25 @@ async def test_a_response_that_is_only_announced_is_no_answer_yet(site):
         release.set()
         assert (await asking).encode() == PREAMBLE + DELTA
     assert (len(dying.seen), len(prefill.seen)) == (1, 1)
+
+
+async def test_an_engine_that_falls_silent_as_a_leg_runs_out_of_time(site):
+    """The leg's end is on its way already: who found the engine silent must not stumble over it."""
+    clock, engine, found = asyncio.timeout(0), Engine("http://d"), []
+
+    def look() -> None:
+        if engine.on_silent and clock.expired():
+            engine.mark_silent("answers nobody")
+            found.append(engine.problem)
+        else:
+            asyncio.get_running_loop().call_soon(look)
+
+    async def leg() -> None:
+        async with clock, _ending_with(engine, clock):
+            look()
+            await asyncio.sleep(10)
+
+    with pytest.raises(TimeoutError):
+        await leg()
+    assert found == ["answers nobody"]
+    assert engine.on_silent == {}

@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from kvberth.router.engines import Engine, EngineInfo, Role
+from kvberth.router.watch import _read_load
+
 from .fakes import answers, until
 
 pytestmark = pytest.mark.anyio
@@ -109,3 +112,19 @@ async def test_the_rate_of_a_prefill_worker_is_measured(site):
     prefill.behave = answers({"kv_transfer_params": {}})
     await client.text(PROMPT)
     assert (await client.engine(prefill))["prefill_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("goes", [False, True])
+async def test_a_reading_of_an_engine_that_has_gone_meanwhile_is_not_kept(monkeypatch, goes):
+    """What is at its address when it is back may be another one."""
+    engine = Engine("http://d", Role.DECODE)
+    engine.mark_ready(EngineInfo(Role.DECODE, "d", "", 0, 1))
+
+    async def page(*_: object, **__: object) -> str:
+        if goes:
+            engine.mark_unready("gone")
+        return "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in LOAD.items()) + CACHE
+
+    monkeypatch.setattr("kvberth.router.watch._metrics_text", page)
+    await _read_load(None, engine)
+    assert (engine.load is None) is goes

@@ -188,8 +188,9 @@ async def _ending_with(engine: Engine, clock: asyncio.Timeout) -> AsyncIterator[
 
     def give_up() -> None:
         nonlocal is_silent
-        is_silent = True
-        clock.reschedule(loop.time())
+        if not clock.expired():  # one whose time is up already cannot be set anew
+            is_silent = True
+            clock.reschedule(loop.time())
 
     key = object()
     engine.on_silent[key] = give_up

@@ -160,7 +160,9 @@ async def _read_load(session: aiohttp.ClientSession, engine: Engine) -> None:
     with suppress(aiohttp.ClientError, OSError, ValueError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
             text = await _metrics_text(session, f"{engine.url}/metrics/", names=LOAD_METRICS)
-        engine.load = parse_load(text, read_at=read_at, held=held)
+        load = parse_load(text, read_at=read_at, held=held)
+        if engine.is_ready:  # if it has gone meanwhile, this is the load of what may be another engine when it is back
+            engine.load = load
 
 
 def _forget_stale_load(engine: Engine) -> None:
