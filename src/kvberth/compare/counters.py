@@ -4,9 +4,8 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from kvberth.launch import EngineProcess
+from kvberth.router.load import samples_of
 
 __all__ = ["WANTED", "Counters", "difference", "read_counters", "sums_of"]
 
@@ -57,18 +56,14 @@ def sums_of(text: str) -> dict[str, float]:
     Both sides of kvberth's transfers count them: only the consumer's are taken, but for what posting costs, which only
     the side that moves the bytes counts. Transfers that did not complete become `kvberth:transfers_not_completed`.
     """
-    # The page has thousands of other lines, and its parser is slow.
-    lines = (line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] in WANTED)
-    page = "".join(f"{line}\n" for line in lines)
     sums: dict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            is_ours = sample.name.startswith("kvberth:") and "role" in sample.labels
-            if is_ours and sample.labels["role"] != "consumer" and not sample.name.startswith("kvberth:post_seconds"):
-                continue
-            sums[sample.name] += sample.value
-            if sample.name == "kvberth:transfers_total" and sample.labels["end"] != "completed":
-                sums[_NOT_COMPLETED] += sample.value
+    for sample in samples_of(text, WANTED):
+        is_ours = sample.name.startswith("kvberth:") and "role" in sample.labels
+        if is_ours and sample.labels["role"] != "consumer" and not sample.name.startswith("kvberth:post_seconds"):
+            continue
+        sums[sample.name] += sample.value
+        if sample.name == "kvberth:transfers_total" and sample.labels["end"] != "completed":
+            sums[_NOT_COMPLETED] += sample.value
     return dict(sums)
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-from importlib import resources
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 from tests.e2e.client import eventually
 from tests.e2e.conftest import ClusterPool
+from tests.e2e.emulated.profiles import slow_profile
 from tests.e2e.vllm_bench import vllm_bench_serve
 
 from kvberth import bench
@@ -36,22 +35,17 @@ def measure(url: str, traffic: bench.Traffic) -> bench.RunResult:
 
 
 @pytest.fixture
-def slow_profile(tmp_path: Path) -> str:
-    """A profile whose first token takes a tenth of a second, so that a client's own milliseconds are no large part."""
-    text = resources.files("kvberth.emulator").joinpath("profiles", "small.toml").read_text()
-    slow, changes = re.subn(r"^prompt_token_us = .*$", "prompt_token_us = 200.0", text, flags=re.MULTILINE)
-    assert changes == 1
-    path = tmp_path / "slow.toml"
-    path.write_text(slow.replace('name = "small"', 'name = "slow"'))
-    return str(path)
+def profile(tmp_path: Path) -> str:
+    """One whose first token takes so long that a client's own milliseconds are no large part of it."""
+    return slow_profile(tmp_path)
 
 
-def test_figures_are_those_of_vllm_bench_serve(pool, slow_profile, tmp_path: Path):
+def test_figures_are_those_of_vllm_bench_serve(pool, profile, tmp_path: Path):
     """The same trace on the same engine, in turn: medians of TTFT, TPOT and ITL agree.
 
     Both read a Mooncake trace, and send token ids of its lengths at its times.
     """
-    url = undivided(pool, model=slow_profile, prefix_caching=False)
+    url = undivided(pool, model=profile, prefix_caching=False)
     path = tmp_path / "trace.jsonl"
     rows = [
         {"timestamp": 400 * number, "input_length": 512, "output_length": 40, "hash_ids": [number]}
@@ -61,7 +55,7 @@ def test_figures_are_those_of_vllm_bench_serve(pool, slow_profile, tmp_path: Pat
     flags = f"--dataset-name timed_trace --dataset-path {path} --timed-trace-chunk-hash-size 512 --num-prompts 25"
     flags += " --timed-trace-sec-multiplier 0.001 --num-warmups 2"
     traffic = bench.TraceTraffic(trace=bench.read_trace(path, requests=25))
-    tokenizer = str(model_folder(load_profile(slow_profile)))
+    tokenizer = str(model_folder(load_profile(profile)))
     ours: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": []}
     theirs: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": []}
     for _ in range(2):

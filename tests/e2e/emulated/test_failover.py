@@ -1,19 +1,17 @@
 """Engines that go while requests stand in every phase: clients behind the router see right answers, and no errors."""
 
 import json
-import re
 import signal
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.e2e.client import Client, assert_nothing_left, eventually
+from tests.e2e.emulated.profiles import slow_profile
 from tests.e2e.emulated.test_cluster import counter, settings
 from tests.e2e.emulated.test_deaths import prompt, start_again
 
@@ -30,12 +28,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> str:
     """One whose prefill takes seconds, so that there is time to do something meanwhile."""
-    text = resources.files("kvberth.emulator").joinpath("profiles", "small.toml").read_text()
-    slow, changes = re.subn(r"^prompt_token_us = .*$", "prompt_token_us = 200.0", text, flags=re.MULTILINE)
-    assert changes == 1
-    path: Path = tmp_path_factory.mktemp("profile") / f"{MODEL}.toml"
-    path.write_text(slow.replace('name = "small"', f'name = "{MODEL}"'))
-    return str(path)
+    return slow_profile(tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture
