@@ -45,7 +45,7 @@ records_of_any_kind = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(records_of_any_kind, max_size=4))
 def test_round_trip_of_any_record(tmp_path, records):
     """To the last bit of every number."""

@@ -1,7 +1,7 @@
 """What the bytes of a stream say, however they were cut."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvberth.bench.stream import error_message, read_answer
@@ -37,7 +37,6 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(anything.map(event) | st.binary(max_size=40), max_size=6))
 def test_whatever_a_server_sends_is_an_answer(pieces):
     """Or an error in one; nothing is raised, and no token is made up."""

@@ -252,7 +252,7 @@ def test_files_that_cannot_be_read(tmp_path):
         read_trace(tmp_path, requests=1)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([b"", *(each.encode() for each in GOOD.values()), b"[", b"{", b'[{"conversations": [']),
     st.binary(max_size=200) | st.text(max_size=60).map(str.encode),
@@ -271,7 +271,7 @@ def test_any_bytes_are_read_or_refused(tmp_path, begin, rest, skip):
     assert all(row.turns for row in trace.rows)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(SAMPLES.glob("*.[jc]s*"))), st.data())
 def test_a_damaged_sample_is_read_or_refused(tmp_path, sample, data):
     """A byte that is another one, and an end that is missing."""

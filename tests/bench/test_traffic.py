@@ -37,7 +37,7 @@ small = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(small)
 def test_a_plan_is_what_was_asked_for(traffic):
     """Counts, lengths, the range of ids, and the order of arrivals."""
@@ -54,7 +54,7 @@ def test_a_plan_is_what_was_asked_for(traffic):
     assert arrivals == sorted(arrivals)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(small)
 def test_no_two_prompts_are_alike(traffic):
     """Those of the warm-up included: nothing is in a prefix cache as a whole."""
@@ -64,7 +64,7 @@ def test_no_two_prompts_are_alike(traffic):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(small, st.integers(1, 20))
 def test_a_request_depends_on_seed_and_place_only(traffic, more):
     """A longer run begins with the shorter one."""
@@ -73,7 +73,7 @@ def test_a_request_depends_on_seed_and_place_only(traffic, more):
     assert arrivals_of(longer)[: traffic.requests] == arrivals_of(traffic)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(small)
 def test_drawn_twice_is_the_same(traffic):
     """To the last token, and whatever the time is; the digest says so."""
@@ -81,7 +81,7 @@ def test_drawn_twice_is_the_same(traffic):
     assert dataclasses.replace(traffic, seed=traffic.seed + 1).plan().sha256() != traffic.plan().sha256()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from([Arrivals.POISSON, Arrivals.UNIFORM]), st.floats(1e-3, 1e4), st.integers(1, 200), st.integers(0))
 def test_arrivals_are_in_order_and_scale_with_the_rate(arrivals, rate, count, seed):
     """From 0 on, as many as asked for; a shorter list is the beginning of a longer one."""

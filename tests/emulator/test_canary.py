@@ -83,7 +83,6 @@ def test_words_are_those_of_the_formula(layout):
 
 @BOTH
 @given(st.data(), st.integers(1, 150), CUTS, CUTS)
-@settings(deadline=None)
 def test_what_was_written_verifies(layout, data, length, writes, reads):
     """Any block table, any chunks of the writes, and any other chunks of the verification."""
     words = make_words(layout)
@@ -101,7 +100,6 @@ def test_what_was_written_verifies(layout, data, length, writes, reads):
 
 @BOTH
 @given(st.integers(1, 150), CUTS)
-@settings(deadline=None)
 def test_chunks_make_the_same_words(layout, length, cuts):
     """The cache is the same to the last bit however the prompt was chunked."""
     at_once, in_chunks = make_words(layout), make_words(layout)
@@ -314,7 +312,7 @@ def test_the_message_has_all_that_is_known():
 
 @BOTH
 @given(st.data())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_long_contexts_are_verified_in_parts(layout, data):
     """More words than are looked at together: five layers go two by two, and are named right all the same."""
     length = 700 * BLOCK_SIZE + 5

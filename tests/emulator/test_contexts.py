@@ -51,7 +51,6 @@ def damage(engine: Engine, request: Request, layer: int, position: int, head: in
 
 @BOTH
 @given(st.integers(1, 120), CUTS)
-@settings(deadline=None)
 def test_chunks_do_not_change_the_answer(layout, length, cuts):
     """The prompt in one step or in any chunks, and then token by token."""
     prompt, engine = make_tokens(length), Engine(layout)
@@ -152,7 +151,7 @@ def test_a_handoff_gives_the_same_answer(source, target, length):
 
 @BOTH
 @given(st.integers(0, LAYERS - 1), st.integers(0, len(PROMPT) - 2), st.integers(0, 1), st.integers(0, 31))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_damaged_word_changes_the_answer(layout, layer, position, head, bit):
     """It is found at the first use, counted once, named, and every token from then on is another one."""
     decode, request, _ = handed_over(layout)
@@ -340,7 +339,6 @@ def test_the_scheduler_s_tokens_are_taken():
 
 
 @given(st.integers(2, 69), st.integers(1, 68))
-@settings(deadline=None)
 def test_what_could_not_be_loaded_is_computed_again(loaded, back_to):
     """The scheduler goes back to where the load has failed; what lies before is verified once more."""
     back_to %= loaded

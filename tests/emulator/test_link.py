@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvberth.emulator.link import LineTable, Wire
@@ -124,7 +124,6 @@ TRANSFERS = st.lists(
 
 
 @given(TRANSFERS)
-@settings(deadline=None)
 def test_no_line_carries_two_transfers_at_once(tmp_path_factory, transfers):
     """Out of each agent and into each agent, whatever they send; and none begins before it is posted."""
     rig = Rig(tmp_path_factory.mktemp("lines") / "lines", start=START)

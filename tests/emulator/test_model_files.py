@@ -43,7 +43,7 @@ def encode(tokenizer, text: str) -> list[int]:
 
 
 @given(st.text())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_text_is_given_back(tokenizer, text):
     """All scripts, control characters and spaces, to the last byte."""
     assert tokenizer.decode(encode(tokenizer, text)) == text
@@ -80,14 +80,12 @@ def test_answers_are_words(tokenizer):
 
 
 @given(st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=60))
-@settings(deadline=None)
 def test_answers_encode_back_to_their_tokens(tokenizer, tokens):
     """The next turn of a conversation has the tokens which the engine has cached."""
     assert encode(tokenizer, tokenizer.decode(tokens)) == tokens
 
 
 @given(st.text(), st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=10))
-@settings(deadline=None)
 def test_answers_behind_any_line_encode_back(tokenizer, text, tokens):
     """What stands before does not change how they are cut."""
     prompt = encode(tokenizer, f"{text}\n:")

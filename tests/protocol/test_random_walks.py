@@ -294,7 +294,6 @@ def _pick(things, number: int):  # type: ignore[no-untyped-def]
 Walk.TestCase.settings = settings(
     max_examples=EXAMPLES or 200,
     stateful_step_count=STEPS,
-    deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -16,7 +16,7 @@ from kvberth.router.request import Endpoint
 from .fakes import D_ANSWER, Client, FakeEngine, Site, answers, streams, until
 
 EVENT = b"data: {}\n\n"
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=150)
 
 FIELDS = [
     *("model", "prompt", "messages", "input", "stream", "n", "echo", "logprobs", "prompt_logprobs", "best_of"),

@@ -124,7 +124,7 @@ def sizes(draw: st.DrawFn) -> tuple[int, int, int, int]:
     return blocks[0], pages[0], blocks[1], pages[1]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(list(ORDERS)), sizes(), st.data())
 def test_every_token_finds_its_place_in_blocks_of_another_size(layout, sizes, data):
     """Tokens from D's first missing one on are copied along the descriptors; all others stay as they are."""
