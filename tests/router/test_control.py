@@ -39,6 +39,7 @@ class Producer:
             self._socket.curve_secretkey = pair.secret_key.encode()
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._route = b""
+        self._gate: zmq.asyncio.Socket | None = None
 
     async def hear(self) -> object:
         async with asyncio.timeout(5):
@@ -53,18 +54,20 @@ class Producer:
 
     async def accept(self, status: bytes) -> bytes:
         """Answer the next question whether a peer may come in; its public key."""
-        gate = self._context.socket(zmq.REP)
-        gate.bind("inproc://zeromq.zap.01")
+        if self._gate is None:  # kept, since ZeroMQ gives an address back some time after the close
+            self._gate = self._context.socket(zmq.REP)
+            self._gate.bind("inproc://zeromq.zap.01")
         async with asyncio.timeout(5):
-            question = await gate.recv_multipart()
-        await gate.send_multipart([b"1.0", question[1], status, b"", b"", b""])
-        gate.close()
+            question = await self._gate.recv_multipart()
+        await self._gate.send_multipart([b"1.0", question[1], status, b"", b"", b""])
         return z85.encode(question[6])
 
     async def hears_nothing(self) -> bool:
         return not await self._socket.poll(200)
 
     def close(self) -> None:
+        if self._gate is not None:
+            self._gate.close(0)
         self._socket.close(0)
         self._context.term()
 

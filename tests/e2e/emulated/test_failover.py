@@ -27,8 +27,12 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> str:
-    """One whose prefill takes seconds, so that there is time to do something meanwhile."""
-    return slow_profile(tmp_path_factory.mktemp("profile"))
+    """One whose prefill takes seconds, so that there is time to do something meanwhile.
+
+    A decode worker gives up on a silent prefill worker after 3 s and computes the prompt itself, which takes 4.5 s for
+    a long one: before it has an answer, the router, which needs 6 s, has found another prefill worker.
+    """
+    return slow_profile(tmp_path_factory.mktemp("profile"), prompt_token_us=300.0)
 
 
 @pytest.fixture
