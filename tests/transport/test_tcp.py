@@ -1,6 +1,9 @@
 """Connections are found by their ends, and cut so that nothing more comes out of them."""
 
+import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +25,9 @@ class Pair:
 
 
 def metadata(host: str, port: int) -> bytes:
-    """As in a UCX address: somewhere in it, in network order."""
-    return b"UCX" + bytes(5) + socket.inet_aton(host) + bytes(7) + port.to_bytes(2, "big") + bytes(5)
+    """As in a UCX address: flags, family and address of the device, and further on the port behind its length."""
+    device = b"\x01\x02" + bytes(12) if host == HOST else b"\x00\x02" + socket.inet_aton(host)
+    return b"UCX" + bytes(5) + device + bytes(17) + b"\x82" + port.to_bytes(2, "big") + bytes(5)
 
 
 @pytest.fixture
@@ -64,6 +68,13 @@ def drain(end: socket.socket) -> int:
     return total
 
 
+def read_slowly(end: socket.socket, num_bytes: int) -> None:
+    """All of it, in about a tenth of a second and at least as long as the sender is looked at."""
+    while num_bytes > 0:
+        num_bytes -= len(end.recv(1 << 17))
+        time.sleep(0.002)
+
+
 def test_what_has_not_left_never_comes(pairs):
     """Only what the other side's kernel had, if that; and only of the peer that was named."""
     one, other = pairs
@@ -90,8 +101,32 @@ def test_strangers_are_left_alone(pairs):
     """Neither another host nor another port."""
     one, _ = pairs
     port = one.made.getpeername()[1]
-    assert abort_connections(b"", metadata("10.0.0.9", 1)) == 0
+    assert abort_connections(b"", metadata("10.0.0.9", port)) == 0
     assert abort_connections(b"", one.listener.replace(port.to_bytes(2, "big"), bytes(2))) == 0
+    one.made.sendall(b"still here")
+    assert one.accepted.recv(100) == b"still here"
+
+
+def test_a_port_counts_only_where_one_is_packed(pairs):
+    """Its two bytes stand somewhere in one of many addresses: the connection of an engine that lives would be cut."""
+    one, _ = pairs
+    port = one.made.getpeername()[1].to_bytes(2, "big")
+    stranger = metadata(HOST, 1)
+    for place in range(len(stranger) - 2):
+        if place != stranger.index(b"\x82") + 1:
+            assert abort_connections(b"", stranger[:place] + port + stranger[place + 2 :]) == 0, place
+    one.made.sendall(b"still here")
+    assert one.accepted.recv(100) == b"still here"
+
+
+def test_a_write_in_full_flow_is_not_cut(pairs):
+    """An accepted connection of a neighbour, whose bytes wait only for their turn."""
+    one, _ = pairs
+    sent = stuff(one.accepted)
+    reader = threading.Thread(target=read_slowly, args=(one.made, sent))
+    reader.start()
+    assert abort_connections(one.listener, metadata(HOST, 1)) == 0
+    reader.join(10)
     one.made.sendall(b"still here")
     assert one.accepted.recv(100) == b"still here"
 
@@ -114,3 +149,36 @@ def test_no_descriptor_is_left_open(pairs):
         abort_connections(b"", metadata("10.0.0.9", 1))
         discard_unsent_on_close(b"", pairs[0].listener)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def listening() -> set[tuple[str, int]]:
+    """Where this process listens."""
+    ends = set()
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            with socket.socket(fileno=os.dup(int(path.name))) as end:
+                if end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    ends.add(end.getsockname()[:2])
+        except OSError:  # no socket, or closed since
+            continue
+    return ends
+
+
+@pytest.mark.nixl
+def test_connections_with_a_real_agent_are_found():
+    """At each place where it listens, as its metadata has it; and not by the metadata of another agent."""
+    nixl = pytest.importorskip("kvberth.transport.nixl", reason="NIXL is not installed", exc_type=ImportError)
+    before = listening()
+    agent = nixl.NixlTransport("tcp/one", nixl.MemoryType.HOST)
+    ends = listening() - before
+    other = nixl.NixlTransport("tcp/two", nixl.MemoryType.HOST)
+    assert ends
+    for end in sorted(ends):
+        with socket.create_connection(end) as made:
+            abort_connections(b"", other.metadata())
+            assert made.getpeername() == end
+            abort_connections(b"", agent.metadata())
+            with pytest.raises(OSError, match="not connected"):
+                made.getpeername()
+    agent.close()
+    other.close()

@@ -6,16 +6,19 @@ that everybody has given up on, into blocks that are somebody else's by then. Sh
 buffer.
 
 NIXL has no name for its connections, so they are found by their ends: a UCX address, which is part of an agent's
-metadata, has the addresses and the ports that the agent listens on, as they stand in a socket's address.
+metadata, has the addresses and the ports that the agent listens on. A port alone is two bytes, which by chance stand
+somewhere in one of a hundred and fifty addresses; so it counts only where UCX packs one.
 """
 
 import ctypes
 import fcntl
 import os
+import re
 import socket
 import stat
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +29,9 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _SIOCOUTQ = 0x5411
 _ABORTIVE = struct.pack("ii", 1, 0)
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
+_LOOPBACK = {"127.0.0.1", "::1"}
+_LOOK_SECONDS = 0.02
+"""Between two looks at one connection: many round trips of a local network."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -88,20 +94,55 @@ def _is_between(end: socket.socket, ours: bytes, theirs: bytes) -> bool:
         peer_host, peer_port = end.getpeername()[:2]
     except OSError:  # not connected
         return False
-    _, our_port = end.getsockname()[:2]
-    if not _has_host(theirs, end.family, peer_host):
-        return False
-    return _has_port(theirs, peer_port) or (_has_port(ours, our_port) and _unsent_bytes(end) > 0)
+    our_host, our_port = end.getsockname()[:2]
+    if _listens_at(theirs, end.family, peer_host, peer_port):
+        return True
+    return (
+        _has_host(theirs, end.family, peer_host)
+        and _listens_at(ours, end.family, our_host, our_port)
+        and _is_stuck(end)
+    )
+
+
+def _listens_at(metadata: bytes, family: int, host: str, port: int) -> bool:
+    """Whether a UCX address in it has this end: the device, and close behind it the length of the port, and the port.
+
+    The length's upper two bits are flags (`ucp_address_pack`, as in NIXL 1.5.1).
+    """
+    return (
+        re.search(
+            _device(family, host) + b".{0,64}?[\x02\x42\x82\xc2]" + re.escape(port.to_bytes(2, "big")),
+            metadata,
+            re.DOTALL,
+        )
+        is not None
+    )
 
 
 def _has_host(metadata: bytes, family: int, host: str) -> bool:
-    packed = socket.inet_pton(family, host.partition("%")[0])
-    # UCX leaves the loopback address out, since it means something else on each host.
-    return packed in metadata or host in {"127.0.0.1", "::1"}
+    return re.search(_device(family, host), metadata, re.DOTALL) is not None
 
 
-def _has_port(metadata: bytes, port: int) -> bool:
-    return port.to_bytes(2, "big") in metadata
+def _device(family: int, host: str) -> bytes:
+    """A pattern of `uct_tcp_device_addr`: flags, family, and the address, or on loopback the host's own name."""
+    if host in _LOOPBACK:
+        return b"\x01" + bytes([family]) + b".{8}"
+    return re.escape(bytes([0, family]) + socket.inet_pton(family, host.partition("%")[0]))
+
+
+def _is_stuck(end: socket.socket) -> bool:
+    """Whether something waits to be sent, and nothing arrives meanwhile, as much of a WRITE in full flow does."""
+    if _unsent_bytes(end) == 0:
+        return False
+    before = _acknowledged_bytes(end)
+    time.sleep(_LOOK_SECONDS)
+    return _acknowledged_bytes(end) == before
+
+
+def _acknowledged_bytes(end: socket.socket) -> int:
+    """Field `tcpi_bytes_acked` of Linux's `struct tcp_info`."""
+    (count,) = struct.unpack_from("Q", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), 120)
+    return int(count)
 
 
 def _unsent_bytes(end: socket.socket) -> int:
