@@ -135,7 +135,8 @@ def test_prefill_worker_that_is_told_to_end_finishes_its_handoffs(cluster):
         expected = legs.ask(decode, prompt(1))["choices"][0]["text"]
         bound = legs.decode(decode, prompt(1), "drained")
         asked = legs.prefill(prompt(1), "drained")
-        time.sleep(0.2)
+        running = Metrics(prefill.url)
+        eventually(lambda: asked.done() or running.value("vllm:num_requests_running") > 0, 20, "P has begun")
         psutil.Process(prefill.pid).send_signal(signal.SIGTERM)
         assert bound.result()["choices"][0]["text"] == expected
         assert told(bound.result())["ok"]
