@@ -241,7 +241,8 @@ def test_orphans_take_nothing_from_others():
     producer = Producer(16, Timing())
     for number in range(1000):
         key = TransferKey(f"orphan-{number}")
-        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+        blocks = tuple(range(10 + 3 * number, 13 + 3 * number))
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key, blocks=blocks)), 0.0)
     producer.handle(KEY, announced(), 0.0)
     producer.handle(KEY, RegisterReceived(CONSUMER, register()), 0.0)
     (write,) = [each for each in producer.handle(KEY, PrefillFinished((1, 2, 3)), 0.0) if isinstance(each, StartWrite)]
@@ -506,7 +507,8 @@ def test_one_request_for_several_consumers_is_released_after_the_last():
     first, second = TransferKey("t-1", 0), TransferKey("t-1", 1)
     for key in (first, second):
         producer.handle(key, announced(), 0.0)
-        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+        blocks = tuple(10 * key.consumer_index + each for each in (7, 8, 9))
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key, blocks=blocks)), 0.0)
         producer.handle(key, PrefillFinished((1, 2, 3)), 0.0)
     assert ReleaseRequest("p-1") not in producer.handle(second, WritesDone(1, 1), 1.0)
     assert ReleaseRequest("p-1") in producer.handle(first, WritesDone(1, 1), 2.0)
