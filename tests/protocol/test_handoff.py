@@ -20,6 +20,7 @@ from kvberth.protocol.consumer_states import ConsumerState
 from kvberth.protocol.events import (
     CancelReceived,
     PeerReady,
+    PrefillAborted,
     PrefillFinished,
     RegisterReceived,
     RequestDeclined,
@@ -521,6 +522,18 @@ def test_ends_are_remembered_for_a_while_and_then_forgotten():
     pair.pass_time(Timing().memory_seconds)
     assert pair.producer.state(KEY) is None
     assert pair.producer.next_deadline() is None
+
+
+@pytest.mark.parametrize("event", [PrefillFinished((4, 5, 6)), PrefillAborted()])
+def test_second_request_of_the_same_name_outlives_the_memory_of_the_first(event):
+    """P's engine computes it for longer than the first one's end is remembered: it is known and released even so."""
+    pair = Pair().announce().abort_prefill()
+    assert pair.released() == ["p-1"]
+    pair.announce(announced("p-2")).pass_time(Timing().memory_seconds + 1)
+    pair.advance_prefill(0, 4).produce(event)
+    assert pair.released() == ["p-1", "p-2"]
+    pair.pass_time(Timing().memory_seconds)
+    assert pair.producer.state(KEY) is None
 
 
 def test_second_request_of_the_same_name_is_not_given_the_end_of_the_first():

@@ -281,6 +281,7 @@ class Producer:
 
     def _on_announced(self, transfer: _Transfer, event: PrefillAnnounced, now: float) -> None:
         transfer.request_id = event.request_id
+        transfer.is_engine_done = False  # it was with an earlier request of the same name, whose end is remembered
         transfer.announced_at = now
         transfer.num_tokens = event.num_tokens
         transfer.prompt_digest = event.prompt_digest
