@@ -2,10 +2,11 @@
 # PYTHON=python3.12 takes another Python for .venv than the first of python3.11, python3.12 and python3.
 
 BIN := .venv/bin
+TOOLS := .venv-tools/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo test check soak-protocol drills soak e2e e2e-latest compare lock clean
+.PHONY: help env tools browser demo test check soak-protocol drills soak e2e e2e-latest compare lock sbom audit clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
@@ -14,6 +15,9 @@ help: ## this list
 
 env: ## set up .venv
 	@$(SETUP)
+
+tools: ## set up .venv-tools: for the bill of materials, the audit and the locks
+	@$(SETUP) --tools
 
 browser: ## Chromium for the tests of the router's page, where root may install it with apt
 	@python3 tools/setup_browser.py
@@ -49,8 +53,16 @@ compare: env ## the published grid on emulated engines, two to three hours; agai
 	@$(BIN)/python -m kvberth compare --emulate qwen3-32b-8xh200 --published --out results/published \
 		$(if $(wildcard results/published/compare.json),--resume)
 
-lock: ## resolve requirements/*.lock anew
-	$(or $(PYTHON),python3.11) tools/lock.py
+lock: tools ## resolve requirements/*.lock anew, with the hashes of what may be installed
+	$(TOOLS)/python tools/lock.py
+
+sbom: env tools ## what is in .venv as a CycloneDX bill of materials, in build/sbom.cdx.json
+	@mkdir -p build
+	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
+		--output-format JSON --output-file build/sbom.cdx.json $(BIN)/python
+
+audit: tools ## known vulnerabilities of what is pinned, where advisories can be asked for
+	@$(TOOLS)/python tools/audit.py
 
 clean: ## remove .venv, logs and caches of the tools
-	rm -rf .venv .venv-latest logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-latest .venv-tools logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

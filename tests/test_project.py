@@ -36,6 +36,13 @@ DOWNWARDS = {
 # The machines decide; others read clocks, open sockets, start threads and speak to engines.
 NOT_IN_PROTOCOL = {"asyncio", "logging", "nixl", "socket", "threading", "time", "torch", "vllm", "zmq"}
 
+# Readers that run what they read: what comes from a peer, a client or a file is data.
+RUN_WHAT_THEY_READ = {
+    "modules": {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve", "yaml"},
+    "attributes": {"recv_pyobj", "read_pickle"},
+    "calls": {("torch", "load"), ("np", "load"), ("numpy", "load"), ("", "eval"), ("", "exec"), ("", "compile")},
+}
+
 WALL_CLOCKS = {
     *(("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "CLOCK_REALTIME")),
     *((owner, name) for owner in ("datetime", "date") for name in ("now", "utcnow", "today")),
@@ -102,6 +109,46 @@ def test_no_duration_is_taken_from_the_wall_clock():
         and (node.value.id, node.attr) in WALL_CLOCKS
     }
     assert readers == naming
+
+
+def runs_what_it_reads(path: Path) -> Iterator[str]:
+    """Places in the file that do."""
+    modules, attributes, calls = RUN_WHAT_THEY_READ.values()
+    for each in imports_of(path):
+        if each.split(".")[0] in modules:
+            yield f"{path}: {each}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and ("", node.id) in calls:
+            yield f"{path}:{node.lineno}: {node.id}"
+        elif isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else "?"
+            if node.attr in attributes or (owner, node.attr) in calls:
+                yield f"{path}:{node.lineno}: {owner}.{node.attr}"
+
+
+def test_nothing_is_unpickled():
+    """Nor read by anything else that runs what it reads, whether it came over the network or not."""
+    assert not [place for path in SOURCE.rglob("*.py") for place in runs_what_it_reads(path)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(
+            "import pickle",
+            "from cloudpickle import loads",
+            "import yaml",
+            "x = torch.load(f)",
+            "np.load(f)",
+            "eval(x)",
+        ),
+        *("socket.recv_pyobj()", "import marshal"),
+    ],
+)
+def test_what_runs_what_it_reads_is_found(tmp_path, code):
+    """Each way of it."""
+    (tmp_path / "module.py").write_text(code)
+    assert list(runs_what_it_reads(tmp_path / "module.py"))
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES])

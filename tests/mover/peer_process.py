@@ -1,7 +1,8 @@
 """A prefill worker in a process of its own: a real mover over NIXL and ZeroMQ. Run by `test_two_processes`.
 
 Reads one command per line from stdin (`announce ID`, `finish ID`, `stop`) and writes what happens to stdout:
-`released ID`, `connected ENGINE`, `lost ENGINE`.
+`released ID`, `connected ENGINE`, `lost ENGINE`, `refused ENGINE WHY`. `offer BLOCKS ID` is a `finish` of an engine
+that does not know its own blocks.
 """
 
 import logging
@@ -65,6 +66,9 @@ class _Connections(logging.Handler):
         if "is connected" in record.msg or "is lost" in record.msg:
             what = "connected" if "connected" in record.msg else "lost"
             print(f"{what} {record.args[0]}", flush=True)
+        elif "refused a registration" in record.msg:
+            name, _, why = record.args
+            print(f"refused {name} {why}", flush=True)
 
 
 def main(port: int, keys_dir: str = "") -> None:
@@ -88,8 +92,12 @@ def main(port: int, keys_dir: str = "") -> None:
         verb, _, transfer_id = line.strip().partition(" ")
         if verb == "stop":
             break
+        if verb == "offer":
+            offered, _, transfer_id = transfer_id.partition(" ")
         key = TransferKey(transfer_id)
-        if verb == "announce":
+        if verb == "offer":
+            mover.submit(FinishPrefill((key,), PrefillFinished(tuple(map(int, offered.split(","))))))
+        elif verb == "announce":
             mover.submit(AnnouncePrefill((key,), PrefillAnnounced(RequestId(transfer_id), 40, b"digest")))
         else:
             blocks = (5, 4, 9)

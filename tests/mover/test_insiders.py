@@ -10,10 +10,10 @@ from tests.mover.rig import BLOCK_BYTES, NUM_BLOCKS, PORT, Engine, Rig
 
 from kvberth.keys import Certificate, PeerRole
 from kvberth.layout import Region
-from kvberth.mover import AwaitRequest
+from kvberth.mover import AnnouncePrefill, AwaitRequest, FinishPrefill
 from kvberth.mover.address import Address
 from kvberth.protocol import PROTOCOL_VERSION, End, Reason, TransferKey, TransferMode, decode, encode
-from kvberth.protocol.events import RequestWaiting
+from kvberth.protocol.events import PrefillAnnounced, PrefillFinished, RequestWaiting
 from kvberth.protocol.ids import RequestId
 from kvberth.protocol.messages import (
     Alive,
@@ -276,18 +276,40 @@ def test_a_revoked_engine_is_lost():
         ((1, 2, 3, 4), "4 blocks registered, 3 needed"),
     ],
 )
-def test_a_bad_registration_is_refused_with_a_reason(blocks, text):
-    """And nothing is posted for it."""
+def test_a_bad_registration_is_refused_with_a_reason(blocks, text, caplog):
+    """And nothing is posted for it; both sides' people can read why."""
     rig = rig_of()
     insider = Insider(rig)
     insider.say(Hello(insider.card, 1))
-    *_, answer = insider.say(register(blocks))
+    with caplog.at_level(logging.ERROR):
+        *_, answer = insider.say(register(blocks))
+    assert "refused a registration of decode worker E (1): " in caplog.text
+    assert text in caplog.text
     assert isinstance(answer, Ended)
     assert (answer.reason, text in answer.detail) == (Reason.INVALID_BLOCKS, True)
     rig.finish()
     rig.settle()
     assert (insider.engine.memory == 3).all()
     assert rig.producer.core.num_waiting() == 0
+
+
+def test_a_block_of_another_live_registration_is_refused(caplog):
+    """Two transfers that write to one block would spoil both; P says why, writes nothing, and serves the first."""
+    rig = rig_of(PUSH)
+    other = TransferKey("t-2")
+    rig.producer.core.command(AnnouncePrefill((other,), PrefillAnnounced(RequestId("p-2"), 40, b"digest")), rig.now)
+    event = RequestWaiting(RequestId("d-2"), 0, PUSH, 0, 40, b"digest", (20, 8, 21))
+    with caplog.at_level(logging.ERROR):
+        rig.consumer.core.command(AwaitRequest(other, "P", PORT, event), rig.now)
+        rig.settle()
+    assert rig.received() == [("d-2", False, "invalid_blocks")]
+    assert "refused a registration of decode worker D (1): block 8 is registered for another transfer" in caplog.text
+    rig.producer.core.command(FinishPrefill((other,), PrefillFinished((4, 5, 6))), rig.now)
+    rig.settle()
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-2", False, "invalid_blocks"), ("d-1", True, "none")]
+    assert rig.has_bytes()
 
 
 @pytest.mark.parametrize(

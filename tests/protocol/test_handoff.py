@@ -20,6 +20,7 @@ from kvberth.protocol.consumer_states import ConsumerState
 from kvberth.protocol.events import (
     CancelReceived,
     PeerReady,
+    PrefillAborted,
     PrefillFinished,
     RegisterReceived,
     RequestDeclined,
@@ -241,7 +242,8 @@ def test_orphans_take_nothing_from_others():
     producer = Producer(16, Timing())
     for number in range(1000):
         key = TransferKey(f"orphan-{number}")
-        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+        blocks = tuple(range(10 + 3 * number, 13 + 3 * number))
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key, blocks=blocks)), 0.0)
     producer.handle(KEY, announced(), 0.0)
     producer.handle(KEY, RegisterReceived(CONSUMER, register()), 0.0)
     (write,) = [each for each in producer.handle(KEY, PrefillFinished((1, 2, 3)), 0.0) if isinstance(each, StartWrite)]
@@ -506,7 +508,8 @@ def test_one_request_for_several_consumers_is_released_after_the_last():
     first, second = TransferKey("t-1", 0), TransferKey("t-1", 1)
     for key in (first, second):
         producer.handle(key, announced(), 0.0)
-        producer.handle(key, RegisterReceived(CONSUMER, register(key=key)), 0.0)
+        blocks = tuple(10 * key.consumer_index + each for each in (7, 8, 9))
+        producer.handle(key, RegisterReceived(CONSUMER, register(key=key, blocks=blocks)), 0.0)
         producer.handle(key, PrefillFinished((1, 2, 3)), 0.0)
     assert ReleaseRequest("p-1") not in producer.handle(second, WritesDone(1, 1), 1.0)
     assert ReleaseRequest("p-1") in producer.handle(first, WritesDone(1, 1), 2.0)
@@ -519,6 +522,18 @@ def test_ends_are_remembered_for_a_while_and_then_forgotten():
     pair.pass_time(Timing().memory_seconds)
     assert pair.producer.state(KEY) is None
     assert pair.producer.next_deadline() is None
+
+
+@pytest.mark.parametrize("event", [PrefillFinished((4, 5, 6)), PrefillAborted()])
+def test_second_request_of_the_same_name_outlives_the_memory_of_the_first(event):
+    """P's engine computes it for longer than the first one's end is remembered: it is known and released even so."""
+    pair = Pair().announce().abort_prefill()
+    assert pair.released() == ["p-1"]
+    pair.announce(announced("p-2")).pass_time(Timing().memory_seconds + 1)
+    pair.advance_prefill(0, 4).produce(event)
+    assert pair.released() == ["p-1", "p-2"]
+    pair.pass_time(Timing().memory_seconds)
+    assert pair.producer.state(KEY) is None
 
 
 def test_second_request_of_the_same_name_is_not_given_the_end_of_the_first():

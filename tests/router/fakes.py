@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvberth.router import RouterConfig, create_app
+from kvberth.router.app import create_admin_app
 from kvberth.router.server import server_settings
 
 Behaviour = Callable[["Seen", Send], Awaitable[None]]
@@ -278,10 +279,11 @@ async def listening(app: ASGIApp, *, port: int = 0, **settings: Any) -> AsyncIte
 
 @dataclass
 class Client:
-    """A client of the router under test."""
+    """A client of the router under test; `admin_url` is that of its admin API."""
 
     url: str
     session: aiohttp.ClientSession
+    admin_url: str = ""
 
     def post(self, body: object, path: str = COMPLETIONS, **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -290,6 +292,10 @@ class Client:
 
     def get(self, path: str, **headers: str) -> Any:
         return self.session.get(self.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    def admin(self, method: str, path: str, body: object = None, **headers: str) -> Any:
+        sent = {name.replace("_", "-"): text for name, text in headers.items()}
+        return self.session.request(method, self.admin_url + path, json=body, headers=sent)
 
     async def engine(self, engine: FakeEngine) -> dict[str, Any] | None:
         """What the admin API says of an engine, None if it is not known."""
@@ -381,13 +387,16 @@ class Site:
             decode=tuple(each if isinstance(each, str) else each.url for each in decode),
             **settings,
         )
-        port = await self._stack.enter_async_context(listening(create_app(config), **server_settings(config)))
+        app = create_app(config)
+        port = await self._stack.enter_async_context(listening(app, **server_settings(config)))
+        admin = create_admin_app(app, config)
+        admin_port = await self._stack.enter_async_context(listening(admin, **server_settings(config)))
         connector = aiohttp.TCPConnector(ssl=self.trusted if self.trusted is not None else True)
         session = await self._stack.enter_async_context(
             aiohttp.ClientSession(auto_decompress=False, connector=connector)
         )
         scheme = "https" if config.ssl_certfile else "http"
-        client = Client(f"{scheme}://127.0.0.1:{port}", session)
+        client = Client(f"{scheme}://127.0.0.1:{port}", session, f"{scheme}://127.0.0.1:{admin_port}")
         await client.until_healthy(wait_for)
         await until(lambda: self._all_were_heard_from(client))
         return client

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from kvberth.router import RouterConfig, create_app
-from kvberth.router.admin import _is_loopback
+from kvberth.router.hosts import is_loopback_address
 
 from .fakes import D_ANSWER, answers, hangs, streams, streams_on, until
 
@@ -20,8 +20,7 @@ ENGINES = "/kvberth/engines"
 
 
 async def ask(client, method, path, body=None, **headers):
-    headers = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with client.session.request(method, client.url + path, json=body, headers=headers) as response:
+    async with client.admin(method, path, body, **headers) as response:
         return response.status, await response.json()
 
 
@@ -222,7 +221,7 @@ async def test_without_a_key_only_programs_of_this_machine_are_served(site, sign
 )
 def test_loopback_is_an_address(host, is_loopback):
     """Names prove nothing."""
-    assert _is_loopback(host) is is_loopback
+    assert is_loopback_address(host) is is_loopback
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,7 @@ def test_loopback_is_an_address(host, is_loopback):
 )
 async def test_with_a_key_whoever_has_it_is_served(site, authorization, is_served):
     """From everywhere, and nobody else: not this machine either."""
-    client = await site.router([], [await site.decode()], wait_for="degraded", admin_key="s3cret")
+    client = await site.router([], [await site.decode()], wait_for="degraded", admin_api_key="s3cret")
     headers = {"authorization": authorization} if authorization is not None else {}
     if is_served:
         assert (await ask(client, "GET", ENGINES, x_forwarded_for="10.0.0.1", **headers))[0] == 200
@@ -385,10 +384,39 @@ async def test_a_router_that_has_ended_hears_no_hangup(site, tmp_path):
 async def test_a_method_that_is_not_taken_is_answered_with_all_that_are(site):
     """Those of one path are one route."""
     client = await site.router([], [await site.decode()], wait_for="degraded")
-    async with client.session.put(client.url + ENGINES) as response:
+    async with client.admin("PUT", ENGINES) as response:
         assert response.status == 405
         assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD", "POST", "DELETE"}
-    async with client.session.head(client.url + ENGINES) as response:
+    async with client.admin("HEAD", ENGINES) as response:
+        assert response.status == 200
+
+
+CHANGES = [("POST", ENGINES), ("DELETE", ENGINES), ("POST", ENGINES + "/drain"), ("POST", ENGINES + "/resume")]
+
+
+@pytest.mark.parametrize("key", [None, "s3cret"])
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+async def test_nothing_is_changed_at_the_clients_port(site, method, path, key):
+    """Whoever asks, with whatever key; the answer says where it would be. What only shows something is there."""
+    decode = await site.decode()
+    client = await site.router([], [decode], wait_for="degraded", admin_api_key=key)
+    sent = {"json": {"url": decode.url}, "headers": {"authorization": f"Bearer {key}"}}
+    async with client.session.request(method, f"{client.url}{path}?url={decode.url}", **sent) as response:
+        error = (await response.json())["error"]
+    assert response.status == (405 if path == ENGINES else 404)
+    assert "admin port (--admin-port)" in error["message"]
+    async with client.get(ENGINES, authorization=f"Bearer {key}") as response:
+        (engine,) = (await response.json())["engines"]
+    assert (engine["draining"], engine["leaving"]) == (False, False)
+
+
+async def test_the_admin_port_serves_no_clients(site):
+    """Nor the page, health or metrics: one port, one purpose."""
+    client = await site.router([], [await site.decode()], wait_for="degraded")
+    for path in ("/v1/completions", "/", "/health", "/metrics"):
+        async with client.admin("GET", path) as response:
+            assert response.status == 404
+    async with client.admin("GET", "/kvberth/requests") as response:
         assert response.status == 200
 
 

@@ -19,9 +19,13 @@ def test_urls_and_mode_are_put_in_order():
         ({"decode": ()}, "engines, decode, engines_file: at least one"),
         ({"engines": ("a:1",)}, "engines: 'a:1'"),
         ({"engines": ("http://a:1/",)}, "http://a:1 is named more than once"),
-        ({"admin_key": " "}, "admin_key"),
+        ({"admin_api_key": " "}, "admin_api_key"),
         ({"control_key_file": "router.key_secret"}, "control_key_file, control_peers_dir: one needs the other"),
-        ({"admin_key": "k", "api_key": ("j", "k")}, "admin_key: must not be one of api_key"),
+        ({"admin_api_key": "k", "api_key": ("j", "k")}, "admin_api_key: must not be one of api_key"),
+        ({"port": 8001, "admin_port": 8001}, "admin_port: 8001 is the port of the clients' API"),
+        ({"admin_port": 8001, "admin_host": "0.0.0.0"}, "admin_host: 0.0.0.0 can be reached by others; admin_api_key"),
+        ({"allowed_host": ("http://a",)}, "allowed_host: 'http://a' is no name of a host"),
+        ({"allowed_host": ("a:80",)}, "allowed_host: 'a:80' is no name of a host"),
         ({"prefill_policy": "best"}, "best"),
         ({"decode_policy": "queue"}, "queue"),
         ({"affinity_seconds": -1}, "affinity_seconds"),
@@ -59,4 +63,4 @@ def test_any_way_to_name_engines_is_enough(change):
 
 def test_the_admin_key_is_not_shown():
     """Settings end up in logs."""
-    assert "secret" not in repr(RouterConfig(**GOOD, admin_key="secret"))
+    assert "secret" not in repr(RouterConfig(**GOOD, admin_api_key="secret"))

@@ -168,18 +168,18 @@ async def test_what_is_relayed_is_in_flight_at_its_engine(site):
     client = await site.router([], [busy], wait_for="degraded")
     asking = asyncio.ensure_future(client.text({}, path=Relayed.TOKENIZE))
     await client.until_engine(busy, in_flight=1)
-    async with client.post({"url": idle.url}, "/kvberth/engines") as response:
+    async with client.admin("POST", "/kvberth/engines", {"url": idle.url}) as response:
         assert response.status == 201
     await client.until_engine(idle, ready=True)
     for _ in range(2):
         await client.text({}, path=Relayed.TOKENIZE)
     assert (len(busy.seen), len(idle.seen)) == (1, 2)
-    async with client.session.delete(f"{client.url}/kvberth/engines?url={busy.url}") as response:
+    async with client.admin("DELETE", f"/kvberth/engines?url={busy.url}") as response:
         assert (await response.json())["leaving"] is True
     may_end.set()
     assert await asking == "{}"
     await until(lambda: is_gone(client, busy))
-    async with client.post({"url": idle.url}, "/kvberth/engines/drain") as response:
+    async with client.admin("POST", "/kvberth/engines/drain", {"url": idle.url}) as response:
         assert response.status == 200
     async with client.post({}, Relayed.TOKENIZE) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (503, "no_engine")
@@ -283,7 +283,7 @@ async def test_what_is_not_there(site, path):
     assert "/v1/embeddings" in error["message"]
     listed = error["message"].rstrip(".").partition("There is: ")[2].split(", ")
     assert len(listed) == len(set(listed))
-    assert {"/kvberth/engines", "/kvberth/engines/drain", "/openapi.json", "/v1/models/{id}"} <= set(listed)
+    assert {"/kvberth/engines", "/kvberth/requests", "/openapi.json", "/v1/models/{id}"} <= set(listed)
 
 
 async def test_a_method_that_is_not_taken(site):

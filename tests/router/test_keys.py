@@ -89,11 +89,9 @@ async def test_engines_get_the_router_s_key(site, keys):
 
 async def test_the_admin_api_has_a_key_of_its_own(site):
     """A client's key does not open it, and who has the admin key needs no other; it opens nothing else."""
-    client, *_ = await site_with_keys(site, admin_key="admin")
+    client, *_ = await site_with_keys(site, admin_api_key="admin")
     for path in ("/kvberth/engines", "/kvberth/engines/drain"):
-        async with client.session.request(
-            "POST", client.url + path, headers={"authorization": "Bearer one"}
-        ) as refused:
+        async with client.admin("POST", path, authorization="Bearer one") as refused:
             assert (refused.status, (await refused.json())["error"]["code"]) == (401, "invalid_admin_key")
     async with client.get("/kvberth/engines", authorization="Bearer admin") as response:
         assert response.status == 200
@@ -128,7 +126,7 @@ async def test_engines_are_watched_with_the_router_s_key(site, tmp_path):
         engine_api_key="inner",
         wait_for="degraded",
     )
-    async with client.post({"url": added.url}, "/kvberth/engines") as response:
+    async with client.admin("POST", "/kvberth/engines", {"url": added.url}) as response:
         assert response.status == 201
     for engine in engines:
         await client.until_engine(engine, ready=True, role="decode")

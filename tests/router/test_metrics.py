@@ -159,7 +159,7 @@ async def test_a_continued_stream_is_one_request(site):
     dying = await site.decode(streams(events[0], then=dies), engine_id="d1")
     client = await site.router([await site.prefill()], [dying])
     other = await site.decode(streams(events[1], DONE), engine_id="d2")
-    async with client.session.post(client.url + "/kvberth/engines", json={"url": other.url, "role": "decode"}) as added:
+    async with client.admin("POST", "/kvberth/engines", {"url": other.url, "role": "decode"}) as added:
         assert added.status == 201
     await client.until_engine(other, ready=True)
     text = ""

@@ -4,7 +4,7 @@ import pytest
 from starlette.routing import Route
 
 from kvberth.router import RouterConfig, create_app
-from kvberth.router.admin import is_admin
+from kvberth.router.admin import is_view
 from kvberth.router.openapi import description
 
 pytestmark = pytest.mark.anyio
@@ -18,8 +18,8 @@ def test_every_route_is_described():
         assert isinstance(route, Route)
         served[route.path.replace(":path", "")] = {method.lower() for method in route.methods or ()} - {"head"}
     described = {path: set(operations) for path, operations in description(with_keys=False)["paths"].items()}
-    assert not any(map(is_admin, described))
-    assert described == {path: methods for path, methods in served.items() if not is_admin(path)}
+    assert not any(map(is_view, described))
+    assert described == {path: methods for path, methods in served.items() if not is_view(path)}
 
 
 def test_keys_are_described_where_they_are_needed():

@@ -29,6 +29,7 @@ PURE = (
         "fleet",
         "forms",
         "headers",
+        "hosts",
         "journal",
         "life",
         "load",

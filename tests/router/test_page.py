@@ -61,7 +61,7 @@ async def test_it_has_no_other_parts(site, path):
 async def test_it_needs_no_key(site):
     """It holds nothing; what it asks for needs the admin's."""
     client = await site.router(
-        [], [await site.decode()], wait_for="degraded", api_key=("client",), admin_key="admin-key"
+        [], [await site.decode()], wait_for="degraded", api_key=("client",), admin_api_key="admin-key"
     )
     for path, status in (("/", 200), ("/kvberth/page/main.js", 200), ("/kvberth/requests", 401)):
         async with client.get(path) as response:

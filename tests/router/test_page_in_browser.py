@@ -139,7 +139,7 @@ async def test_what_clients_choose_is_text(site, browsing):
 
 async def test_it_asks_for_the_key_of_a_router_that_has_one(site, browsing):
     """A wrong one is said to be wrong, the right one stays in the tab and can be forgotten; health needs none."""
-    client = await site.router([await site.prefill()], [await site.decode()], admin_key="the-key")
+    client = await site.router([await site.prefill()], [await site.decode()], admin_api_key="the-key")
     async with browsing() as page:
         await page.goto(client.url)
         await page.get_by_label("admin key").fill("another")
@@ -163,7 +163,7 @@ async def test_it_says_why_it_may_not_look(site, browsing):
     client = await site.router([await site.prefill()], [await site.decode()])
     async with browsing(extra_http_headers={"x-forwarded-for": "10.1.2.3"}) as page:
         await page.goto(client.url)
-        await page.get_by_text("start the router with --admin-key").wait_for()
+        await page.get_by_text("start the router with --admin-api-key").wait_for()
         assert await page.locator(".engine[data-role=decode]").is_visible()
 
 

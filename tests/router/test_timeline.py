@@ -124,7 +124,7 @@ def test_the_newest_of_two_with_one_id_is_found():
 @pytest.mark.anyio
 async def test_a_request_is_told_of(site):
     """While it is served and afterwards, with what was chosen and why; unknown ones are a 404, and it is an admin's."""
-    client = await site.router([await site.prefill()], [await site.decode()], admin_key="admin")
+    client = await site.router([await site.prefill()], [await site.decode()], admin_api_key="admin")
     async with client.post({"prompt": "hi", "max_tokens": 1}, x_request_id="mine/1?") as response:
         assert response.status == 200
     async with client.get("/kvberth/requests/mine%2F1%3F", authorization="Bearer admin") as response:

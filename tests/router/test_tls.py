@@ -99,7 +99,7 @@ async def test_engines_that_come_later_are_behind_https_too(site, certificate, t
     client = await site.router(
         engines_file=str(tmp_path / "engines"), engine_ca_file=certificate[0], wait_for="degraded"
     )
-    async with client.post({"url": prefill.url}, "/kvberth/engines") as response:
+    async with client.admin("POST", "/kvberth/engines", {"url": prefill.url}) as response:
         assert response.status == 201
     await client.until_healthy("ok")
     async with client.post(PROMPT) as response:

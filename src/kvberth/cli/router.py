@@ -29,14 +29,6 @@ def router(
     engines_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="One engine's URL per line; read again on SIGHUP.")
     ] = None,
-    admin_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            envvar="KVBERTH_ADMIN_KEY",
-            help="Opens the admin API to all who have it. Without one, it serves this machine only.",
-        ),
-    ] = None,
     mode: Annotated[Mode, typer.Option(help="Who moves the KV cache: prefill pushes, or decode pulls.")] = Mode.PUSH,
     binding: Annotated[
         Binding,
@@ -48,6 +40,27 @@ def router(
     config: Config = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,
+    admin_host: Annotated[str, typer.Option(help="Where the admin API listens.")] = "127.0.0.1",
+    admin_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Where engines are added and removed; nowhere if not given."),
+    ] = None,
+    admin_api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="KVBERTH_ADMIN_API_KEY",
+            help="Opens the admin API, and what it shows at the clients' port, to all who have it. Without one, both "
+            "are for this machine only.",
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A further name under which page and admin API are served on the loopback address. Repeatable.",
+        ),
+    ] = None,
     connect_timeout_seconds: Annotated[float, typer.Option(help="Longest wait for an engine's connection.")] = 5.0,
     first_token_timeout_seconds: Annotated[float, typer.Option(help="Longest wait for a leg's first token.")] = 300.0,
     total_timeout_seconds: Annotated[
@@ -133,9 +146,12 @@ def router(
             prefill=tuple(prefill or ()),
             decode=tuple(decode or ()),
             engines_file=str(engines_file) if engines_file is not None else None,
-            admin_key=admin_key,
             host=host,
             port=port,
+            admin_host=admin_host,
+            admin_port=admin_port,
+            admin_api_key=admin_api_key,
+            allowed_host=tuple(allowed_host or ()),
             mode=RouterMode(mode),
             binding=RouterBinding(binding),
             connect_timeout_seconds=connect_timeout_seconds,

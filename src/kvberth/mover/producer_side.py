@@ -19,6 +19,7 @@ from kvberth.protocol import (
     EngineCard,
     MalformedMessage,
     Producer,
+    Reason,
     ReleaseRequest,
     ReportReceived,
     SendMessage,
@@ -45,6 +46,7 @@ from kvberth.protocol.messages import (
     Alive,
     Cancel,
     Done,
+    Ended,
     Heartbeat,
     Hello,
     HelloNeeded,
@@ -265,9 +267,6 @@ class ProducerSide:
                 if now - client.proved_at >= self._timing.heartbeat_seconds:
                     self._ask(client, now)
                 error = block_error(blocks, block_size, client.card)
-                if error and (count := self._bad_blocks.count(now)):
-                    name = client.card.engine_id
-                    _log.error("kvberth: refused a registration of decode worker %s (%d): %s", name, count, error)
                 self.tell(key, RegisterReceived(peer, message, error), now)
             case Cancel(key, attempt, reason):
                 self.tell(key, CancelReceived(peer, attempt, reason), now)
@@ -314,6 +313,8 @@ class ProducerSide:
                     if isinstance(message, Accepted):
                         self._watchers.registered(message.key)
                     if (client := self._clients.get(peer)) is not None:
+                        if isinstance(message, Ended) and message.reason is Reason.INVALID_BLOCKS:
+                            self._log_refusal(client, message.detail, now)
                         self._wire.send_to_client(client.route, encode(message))
                 case StartWrite():
                     self._start(action)
@@ -326,6 +327,12 @@ class ProducerSide:
                     report_end(action, self._flights, self._outbox)
                 case StartRead() | ReportReceived():
                     raise AssertionError(f"a producer does not ask for {action}")
+
+    def _log_refusal(self, client: Client, why: str, now: float) -> None:
+        """Blocks that cannot be written to are a bug of the decode worker's, or worse."""
+        if count := self._bad_blocks.count(now):
+            name = client.card.engine_id
+            _log.error("kvberth: refused a registration of decode worker %s (%d): %s", name, count, why)
 
     def _tell_router(self, route: bytes, message: Progress) -> None:
         self._wire.send_to_client(route, encode(message))

@@ -35,6 +35,7 @@ from kvberth.protocol.actions import (
     StartWrite,
     StopPosting,
 )
+from kvberth.protocol.claims import Claims
 from kvberth.protocol.deadlines import Deadlines
 from kvberth.protocol.ends import End, Reason
 from kvberth.protocol.events import (
@@ -94,6 +95,7 @@ class _Transfer:
         announced_at, done_at: when the request came, and when its KV was complete.
         writes: when parts of the current registration's blocks were given to the transport, and how many blocks.
         times: as they were at the end.
+        claims: what `named` said after the last event.
     """
 
     key: TransferKey
@@ -123,6 +125,7 @@ class _Transfer:
     num_descriptors: int = 0
     is_engine_done: bool = False
     deadline: float | None = None
+    claims: list[tuple[PeerName, tuple[int, ...]]] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
 
     def is_registered_by(self, peer: PeerName, attempt: int) -> bool:
@@ -150,6 +153,12 @@ class _Transfer:
         writes = tuple((now - moment, num_blocks) for moment, num_blocks in self.writes)
         return PrefillTimes(now - self.announced_at, now - self.done_at, writes)
 
+    def named(self) -> list[tuple[PeerName, tuple[int, ...]]]:
+        """The blocks that are written to, by this registration or by the one that takes over."""
+        current = (self.registration, self.peer) if self.registration is not None and self.peer is not None else None
+        pairs = [pair for pair in (current, self.pending) if pair is not None]
+        return [(peer, message.blocks) for message, peer in pairs if message.mode is TransferMode.PUSH]
+
     def attempt_of(self, peer: PeerName) -> int | None:
         """The attempt that this peer waits for; None if it does not."""
         if self.pending is not None and self.pending[1] == peer:
@@ -172,6 +181,7 @@ class Producer:
         self._deadlines = Deadlines()
         self._keys_of_request: dict[RequestId, set[TransferKey]] = {}
         self._keys_of_peer = KeysByPeer()
+        self._claims = Claims()
         self._counts: Counter[ProducerState] = Counter()
         self._denied: dict[TransferKey, dict[tuple[PeerName, int], float]] = {}
 
@@ -217,6 +227,7 @@ class Producer:
         targets = allowed_targets(PRODUCER_TABLE, key, before, event)
         _HANDLERS[type(event)](self, transfer, event, now)
         check_target(targets, key, event, transfer.state)
+        self._claim(transfer)
         self._counts[before] -= before is not _S.NEW
         if transfer.state is _S.NEW or (before is _S.ENDED and self._is_forgotten(transfer, event)):
             self._transfers.pop(key, None)
@@ -270,6 +281,7 @@ class Producer:
 
     def _on_announced(self, transfer: _Transfer, event: PrefillAnnounced, now: float) -> None:
         transfer.request_id = event.request_id
+        transfer.is_engine_done = False  # it was with an earlier request of the same name, whose end is remembered
         transfer.announced_at = now
         transfer.num_tokens = event.num_tokens
         transfer.prompt_digest = event.prompt_digest
@@ -352,6 +364,10 @@ class Producer:
         ):
             detail = f"attempt {transfer.highest_attempt} is in state {transfer.state}"
             self._reply_ended(transfer, event.peer, message.attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, detail)
+        elif (block := self._claimed_elsewhere(transfer, message, event.peer)) is not None:
+            self._deny(transfer, event.peer, message.attempt, now)  # it may come again when the block is free
+            detail = f"block {block} is registered for another transfer, which is not over"
+            self._reply_ended(transfer, event.peer, message.attempt, End.FAILED, Reason.INVALID_BLOCKS, detail)
         elif transfer.registration is None:
             self._adopt(transfer, message, event.peer, now)
         else:
@@ -491,6 +507,17 @@ class Producer:
                 self._finish(transfer, End.FAILED, Reason.PREFILL_NEVER_CAME, f"waited {waited:.1f} s", now)
 
     # Steps that several handlers take.
+
+    def _claimed_elsewhere(self, transfer: _Transfer, message: Register, peer: PeerName) -> int | None:
+        """A block of this registration that another transfer may write to; None if there is none."""
+        return self._claims.foreign(transfer.key, peer, message.blocks) if message.mode is TransferMode.PUSH else None
+
+    def _claim(self, transfer: _Transfer) -> None:
+        """No other transfer may write to what this one is registered for."""
+        claims = [] if transfer.state is _S.ENDED else transfer.named()
+        if claims != transfer.claims:
+            self._claims.set(transfer.key, claims)
+            transfer.claims = claims
 
     def _adopt(self, transfer: _Transfer, message: Register, peer: PeerName, now: float) -> None:
         """Nobody is registered: take this one."""

@@ -1,12 +1,14 @@
-"""The admin API: engines are looked at, added, drained and removed while the router serves, requests are looked at.
+"""The admin API: engines are added, drained and removed while the router serves; engines and requests are looked at.
 
-It has a key of its own, so that clients' keys neither open it nor are needed for it, and it has no share in the limits
-of requests: when they are reached is when an operator needs it. It is left out of `/openapi.json`, because a tool that
-tries whatever is described there would take the engines away.
+What changes anything is served on a port of its own or not at all, so that it can be kept from clients by where it
+listens. What only shows something stands beside the clients' API as well, where the page for people finds it.
+
+Both have a key of their own, so that clients' keys neither open them nor are needed for them, and no share in the
+limits of requests: when they are reached is when an operator needs to look. They are left out of `/openapi.json`,
+because they are not for clients.
 """
 
 import hmac
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, TypeVar
@@ -20,10 +22,11 @@ from kvberth.router.breaker import BreakerState
 from kvberth.router.engines import Engine, Role, Source, engine_url
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
+from kvberth.router.hosts import HostNames, is_loopback_address
 from kvberth.router.roster import RoleConflictError
 from kvberth.router.timelines import all_requests, one_request
 
-__all__ = ["ADMIN_PATHS", "admin_routes", "is_admin"]
+__all__ = ["admin_routes", "is_change", "is_view", "view_routes"]
 
 _MAX_BODY_BYTES = 64 * 1024
 _ONE_REQUEST = "/kvberth/requests/"
@@ -83,21 +86,38 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def admin_routes(get_service: Callable[[], Service]) -> list[Route]:
+def view_routes(get_service: Callable[[], Service], hosts: HostNames) -> list[Route]:
+    """What only shows something."""
+    return _routes(_VIEWS, get_service, hosts)
+
+
+def admin_routes(get_service: Callable[[], Service], hosts: HostNames) -> list[Route]:
+    """All of it."""
+    return _routes(_ALL, get_service, hosts)
+
+
+def is_view(path: str) -> bool:
+    """Whether `view_routes` serve this path; they look at their own key."""
+    return path in _VIEWS or path.startswith(_ONE_REQUEST)
+
+
+def is_change(path: str, method: str) -> bool:
+    """Whether this changes something, and so is served by `admin_routes` alone."""
+    return method != "GET" and method in _ALL.get(path, ())
+
+
+def _routes(
+    table: Mapping[str, Mapping[str, Handler]], get_service: Callable[[], Service], hosts: HostNames
+) -> list[Route]:
     def route(path: str, handlers: Mapping[str, Handler]) -> Route:
         async def answer(request: Request) -> Response:
             service = get_service()
-            _admit(request, service.config.admin_key)
+            _admit(request, service.config.admin_api_key, hosts)
             return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
 
         return Route(path, answer, methods=list(handlers))
 
-    return [route(path, handlers) for path, handlers in _HANDLERS.items()]
-
-
-def is_admin(path: str) -> bool:
-    """Whether this is a path of the admin API, which looks at its own key."""
-    return path in ADMIN_PATHS or path.startswith(_ONE_REQUEST)
+    return [route(path, handlers) for path, handlers in table.items()]
 
 
 async def _list(service: Service, _request: Request) -> Response:
@@ -148,26 +168,19 @@ async def _resume(service: Service, request: Request) -> Response:
     return _json(_describe(engine, time.monotonic()))
 
 
-def _admit(request: Request, admin_key: str | None) -> None:
+def _admit(request: Request, admin_key: str | None, hosts: HostNames) -> None:
     """Raises `RouterError` unless this client may do what it asks for."""
+    if hosts.is_local or admin_key is None:
+        hosts.check(request.headers.getlist("host"))
     if admin_key is not None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), admin_key.encode()):
             raise RouterError(401, "The admin API needs the router's admin key.", code="invalid_admin_key")
         return
-    is_local = request.client is not None and _is_loopback(request.client.host)
+    is_local = request.client is not None and is_loopback_address(request.client.host)
     if not is_local or any(name in request.headers for name in _SIGNS_OF_OTHERS):
         message = "Without an admin key, the admin API answers only to programs on the router's own machine."
         raise RouterError(403, message, code="admin_is_local")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 async def _read(request: Request, kind: type[T]) -> T:
@@ -224,11 +237,14 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 # One route per path, so that a method that is not taken is answered with all that are.
-_HANDLERS: Mapping[str, Mapping[str, Handler]] = {
-    "/kvberth/engines": {"GET": _list, "POST": _add, "DELETE": _remove},
-    "/kvberth/engines/drain": {"POST": _drain},
-    "/kvberth/engines/resume": {"POST": _resume},
+_VIEWS: Mapping[str, Mapping[str, Handler]] = {
+    "/kvberth/engines": {"GET": _list},
     "/kvberth/requests": {"GET": _list_requests},
     _ONE_REQUEST + "{id:path}": {"GET": _show_request},
 }
-ADMIN_PATHS = frozenset(_HANDLERS)
+_ALL: Mapping[str, Mapping[str, Handler]] = {
+    **_VIEWS,
+    "/kvberth/engines": {"GET": _list, "POST": _add, "DELETE": _remove},
+    "/kvberth/engines/drain": {"POST": _drain},
+    "/kvberth/engines/resume": {"POST": _resume},
+}

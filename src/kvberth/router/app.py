@@ -2,9 +2,10 @@
 
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvberth.keys import Keyring, read_key_pair
-from kvberth.router.admin import admin_routes
+from kvberth.router.admin import admin_routes, is_change, view_routes
 from kvberth.router.admission import Admission
 from kvberth.router.config import RouterConfig
 from kvberth.router.control import Control
@@ -28,6 +29,7 @@ from kvberth.router.exchange import Service
 from kvberth.router.fleet import Fleet
 from kvberth.router.forms import error_response, is_anthropic
 from kvberth.router.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
+from kvberth.router.hosts import HostNames
 from kvberth.router.journal import Journal
 from kvberth.router.keys import ApiKeys
 from kvberth.router.legs import open_session
@@ -42,7 +44,7 @@ from kvberth.router.status import status_routes
 from kvberth.router.tracing import tracing_to
 from kvberth.router.watch import watching
 
-__all__ = ["create_app"]
+__all__ = ["create_admin_app", "create_app"]
 
 
 def create_app(config: RouterConfig) -> Starlette:
@@ -92,12 +94,28 @@ def create_app(config: RouterConfig) -> Starlette:
     app = Starlette(
         routes=_routes(config, get_service),
         middleware=[Middleware(_RequestIds), Middleware(ApiKeys, config.api_key)],
-        exception_handlers={HTTPException: _http_error, RouterError: _router_error},
+        exception_handlers=_EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
     # A redirect would name the host that the client's own header names.
     app.router.redirect_slashes = False
     return app
+
+
+def create_admin_app(app: Starlette, config: RouterConfig) -> Starlette:
+    """The admin API of a router, to be served at `admin_host` and `admin_port` within the lifespan of `app`."""
+
+    def get_service() -> Service:
+        service: Service = app.state.service
+        return service
+
+    admin = Starlette(
+        routes=admin_routes(get_service, HostNames(config.admin_host, config.allowed_host)),
+        middleware=[Middleware(_RequestIds)],
+        exception_handlers=_EXCEPTION_HANDLERS,
+    )
+    admin.router.redirect_slashes = False
+    return admin
 
 
 def _routes(config: RouterConfig, get_service: Callable[[], Service]) -> list[Route]:
@@ -107,6 +125,7 @@ def _routes(config: RouterConfig, get_service: Callable[[], Service]) -> list[Ro
         return Response(about, media_type="application/json")
 
     relay = Relay(get_service)
+    hosts = HostNames(config.host, config.allowed_host)
     return [
         *(Route(endpoint, Proxy(endpoint, get_service), methods=["POST"]) for endpoint in Endpoint),
         Route("/v1/responses/{id}", _no_stored_response, methods=["GET", "DELETE"]),
@@ -115,8 +134,8 @@ def _routes(config: RouterConfig, get_service: Callable[[], Service]) -> list[Ro
         *status_routes(get_service),
         Route(MODEL, relay, methods=["GET"]),
         Route("/openapi.json", openapi),
-        *admin_routes(get_service),
-        *page_routes(),
+        *view_routes(get_service, hosts),
+        *page_routes(hosts),
     ]
 
 
@@ -173,6 +192,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = f"There is no {path} here. There is: {', '.join(_paths(request))}."
     elif error.status_code == 405:
         message = f"{path} does not take {request.method}."
+    if is_change(path, request.method):
+        message += " Engines are changed at the router's admin port (--admin-port) only."
     said = RouterError(error.status_code, message, code=error.detail.lower().replace(" ", "_"))
     return _error_answer(request, said, dict(error.headers or {}))
 
@@ -181,6 +202,9 @@ async def _router_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, RouterError):
         raise error
     return _error_answer(request, error, dict(error.headers))
+
+
+_EXCEPTION_HANDLERS: Mapping[Any, Any] = {HTTPException: _http_error, RouterError: _router_error}
 
 
 def _error_answer(request: Request, error: RouterError, headers: dict[str, str]) -> Response:

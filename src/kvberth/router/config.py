@@ -3,12 +3,14 @@
 Nothing here opens a socket or looks at a clock.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvberth.router.binding import Binding
 from kvberth.router.choice import DecodePolicy, PrefillPolicy
 from kvberth.router.engines import engine_url
+from kvberth.router.hosts import is_loopback
 
 __all__ = ["Mode", "RouterConfig"]
 
@@ -19,6 +21,8 @@ class Mode(StrEnum):
     PUSH = "push"
     PULL = "pull"
 
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")  # a name or an address
 
 _DURATIONS = (
     "connect_timeout_seconds",
@@ -39,7 +43,7 @@ class RouterConfig:
     undivided, which is useful as a baseline.
 
     A request goes to the prefill worker that saw the beginning of its prompt if its queue is at most
-    `affinity_seconds` longer than the shortest. Without `admin_key` the admin API serves loopback clients only.
+    `affinity_seconds` longer than the shortest.
 
     A decode worker that is estimated to lack fewer than `local_prefill_tokens` of a prompt computes them itself, and no
     prefill worker is asked; 0 is never. `max_retries` is how many failures of its decode legs one request may have
@@ -54,7 +58,13 @@ class RouterConfig:
     others. Whoever lowers that bound, to keep the engines' queues short, gives bursts a place to wait with `max_queue`.
 
     `api_key` are the keys of clients; with any, or with `engine_api_key`, the engines never see a client's key. They do
-    not open the admin API, and `admin_key` opens nothing else.
+    not open the admin API, and `admin_api_key` opens nothing else.
+
+    What changes engines is served at `admin_host` and `admin_port` only, and nowhere without `admin_port`. Without
+    `admin_api_key` it serves loopback clients only, as does what shows engines and requests at `port`.
+
+    Where the page and the admin API are served on the loopback address, or without a key, they are served under its
+    names only, and those in `allowed_host`.
 
     `control_key_file` is the router's own key on the control channels of prefill workers that want one, and
     `control_peers_dir` has theirs (`kvberth keys`).
@@ -68,9 +78,12 @@ class RouterConfig:
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
     engines_file: str | None = None
-    admin_key: str | None = field(default=None, repr=False)
     host: str = "127.0.0.1"
     port: int = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
+    admin_api_key: str | None = field(default=None, repr=False)
+    allowed_host: tuple[str, ...] = ()
     mode: Mode = Mode.PUSH
     binding: Binding = Binding.EARLY
     connect_timeout_seconds: float = 5.0
@@ -112,6 +125,7 @@ class RouterConfig:
             raise ValueError(f"engines, prefill, decode: {repeated[0]} is named more than once")
         self._check_numbers()
         self._check_keys()
+        self._check_addresses()
         self._check_files()
         if self.engine_insecure and self.engine_ca_file is not None:
             raise ValueError("engine_ca_file, engine_insecure: only one of them makes sense")
@@ -137,11 +151,23 @@ class RouterConfig:
                 raise ValueError(f"{name}: must be 0 or more, got {getattr(self, name)}")
 
     def _check_keys(self) -> None:
-        for key in (*self.api_key, self.engine_api_key, self.admin_key):
+        for key in (*self.api_key, self.engine_api_key, self.admin_api_key):
             if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-                raise ValueError("api_key, engine_api_key, admin_key: a key is printable ASCII without spaces")
-        if self.admin_key in self.api_key:
-            raise ValueError("admin_key: must not be one of api_key, or every client could take the engines away")
+                raise ValueError("api_key, engine_api_key, admin_api_key: a key is printable ASCII without spaces")
+        if self.admin_api_key in self.api_key:
+            raise ValueError("admin_api_key: must not be one of api_key, or every client could take the engines away")
+
+    def _check_addresses(self) -> None:
+        if self.admin_port is not None:
+            if self.admin_port == self.port:
+                raise ValueError(f"admin_port: {self.port} is the port of the clients' API")
+            if self.admin_api_key is None and not is_loopback(self.admin_host):
+                raise ValueError(
+                    f"admin_host: {self.admin_host} can be reached by others; admin_api_key is needed there"
+                )
+        for name in self.allowed_host:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"allowed_host: {name!r} is no name of a host, without scheme and port")
 
     def _check_files(self) -> None:
         for one, other in (("ssl_certfile", "ssl_keyfile"), ("control_key_file", "control_peers_dir")):

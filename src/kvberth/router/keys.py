@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvberth.router.admin import is_admin
+from kvberth.router.admin import is_view
 from kvberth.router.errors import RouterError
 from kvberth.router.forms import error_response, is_anthropic
 from kvberth.router.page import is_page
 
 __all__ = ["ApiKeys"]
 
-# Probes and scrapers have no keys. The admin API looks at its own: who has that one needs no other. The page for people
-# holds nothing.
+# Probes and scrapers have no keys. What the admin API shows looks at its own: who has that one needs no other. The page
+# for people holds nothing.
 _OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
@@ -43,7 +43,7 @@ class ApiKeys:
 
 
 def _is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or is_admin(path) or is_page(path)
+    return path in _OPEN_PATHS or is_view(path) or is_page(path)
 
 
 def _presented(path: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:

@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kvberth.router.hosts import HostNames
+
 __all__ = ["PAGE_PARTS", "is_page", "page_routes"]
 
 PAGE_PARTS = "/kvberth/page/{name}"
@@ -59,14 +61,18 @@ class _Part:
     tag: str
 
 
-def page_routes() -> list[Route]:
+def page_routes(hosts: HostNames) -> list[Route]:
     """Routes of the page. Its files are read now."""
     parts = _read_parts()
 
     async def index(request: Request) -> Response:
+        if hosts.is_local:
+            hosts.check(request.headers.getlist("host"))
         return _answer(request, parts[_INDEX])
 
     async def part(request: Request) -> Response:
+        if hosts.is_local:
+            hosts.check(request.headers.getlist("host"))
         found = parts.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404)

@@ -1,13 +1,20 @@
 """The server that runs the router: uvicorn, and what it does not do about clients that do not read."""
 
+import asyncio
+import contextlib
 import gc
+import socket
+import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kvberth.router.app import create_app
+from kvberth.router.app import create_admin_app, create_app
 from kvberth.router.call import ABORT_EXTENSION
 from kvberth.router.config import RouterConfig
 
@@ -23,17 +30,63 @@ balancers of nginx and AWS) or 90 s (Go).
 
 
 def serve(config: RouterConfig) -> None:
-    """Run the router until it is told to stop (SIGINT, SIGTERM). Blocks; requests in flight get a few seconds."""
+    """Run the router until it is told to stop (SIGINT, SIGTERM). Blocks; requests in flight get a few seconds.
+
+    Raises:
+        SystemExit: it cannot listen where it should; the log says why.
+    """
     app = create_app(config)
+    beside = None
+    if config.admin_port is not None:
+        beside = _Beside(_config(create_admin_app(app, config), config, config.admin_host, config.admin_port))
     _spare_streams_the_collector()
-    uvicorn.run(
-        app,
-        host=config.host,
-        port=config.port,
-        loop="uvloop",
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        **server_settings(config),
-    )
+    server = _Server(_config(app, config, config.host, config.port), beside)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)
+
+
+def _config(app: Starlette, config: RouterConfig, host: str, port: int) -> uvicorn.Config:
+    settings = server_settings(config)
+    return uvicorn.Config(app, host, port, loop="uvloop", timeout_graceful_shutdown=_SHUTDOWN_SECONDS, **settings)
+
+
+class _Beside(uvicorn.Server):
+    """A second server in the same process: signals are the first one's."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._sockets = [config.bind_socket()]  # now, before anything else has begun
+
+    def begin(self) -> None:
+        self._serving = asyncio.ensure_future(self.serve(self._sockets))
+
+    async def end(self) -> None:
+        self.should_exit = True
+        await self._serving
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server(uvicorn.Server):
+    """The router's server; with `beside` it, from its own start to its end."""
+
+    def __init__(self, config: uvicorn.Config, beside: _Beside | None) -> None:
+        super().__init__(config)
+        self._beside = beside
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._beside is not None and self.started:
+            self._beside.begin()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._beside is not None:
+            await self._beside.end()
+        await super().shutdown(sockets)
 
 
 def _spare_streams_the_collector() -> None:

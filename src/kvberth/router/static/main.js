@@ -85,7 +85,7 @@ async function poll() {
 function take(said, known, requests) {
   if (said.status !== 200 && said.status !== 503) throw new UnreachableError(`/health answered ${said.status}`);
   health = said.json;
-  access = { 200: "open", 401: "key", 403: "local" }[requests.status] ?? "unknown";
+  access = { 200: "open", 401: "key", 403: "local", 421: "local" }[requests.status] ?? "unknown";
   if (access === "open") store.take(requests.json, performance.now() / 1000);
   else store.forget();
   engines = known.status === 200 ? known.json.engines : enginesOfHealth(health);
