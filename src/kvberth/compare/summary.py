@@ -77,6 +77,8 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
         output_tokens: planned, or the mean of a trace's.
         mean_prompt_tokens: as the server counted them.
         prefix_hit: the share of each prompt that was put into the caches before, from 0 to 1.
+        cached_share: of the prompts' tokens, what the prefix caches of those engines had that read prompts; None where
+            they have none.
         repetitions: that were measured to their end.
         cancelled: requests whose client went away, as was planned; they are in no figure of time.
         corruptions: KV contexts that held wrong words; emulated engines only.
@@ -100,6 +102,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     mean_prompt_tokens: float
     memory: str
     prefix_hit: float
+    cached_share: float | None
     repetitions: int
     requests: int
     failed: int
@@ -267,6 +270,7 @@ def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> 
     breakdown = engines.breakdown(float(np.mean(ttfts))) if ttfts else None
     beyond = breakdown.transfer + breakdown.first_step + breakdown.rest if breakdown is not None else None
     return {
+        "cached_share": engines.cached_share,
         "beyond_prefill_ms": beyond,
         "breakdown_ms": breakdown,
         "descriptors_per_transfer": engines.descriptors_per_transfer,

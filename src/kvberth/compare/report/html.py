@@ -61,6 +61,7 @@ def to_html(comparison: Comparison, measured: Sequence[MeasuredCell] = ()) -> st
         strips=_strips(grid, measured, drawn),
         heaviest=_extreme(grid, max),
         tables=_tables(comparison.cells),
+        has_caches=any(cell.cached_share is not None for cell in comparison.cells),
         has_costs=any(cell.cost_per_request is not None for cell in grid),
         targets=[(*say_target(target), target.note, target.reason) for target in comparison.targets],
         before_you_switch=before_you_switch(comparison),
