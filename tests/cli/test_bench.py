@@ -22,7 +22,7 @@ from kvberth.bench import (
     read_trace,
     summarise,
 )
-from kvberth.cli import bench
+from kvberth.cli import bench, options
 
 from ..bench import fakes
 
@@ -167,7 +167,7 @@ def test_a_generator_that_fell_behind_has_its_own_status(kvberth_command, monkey
 
 def test_arrivals_are_the_package_s():
     """The command's own copy of the enum, there for a quick start, has not drifted."""
-    assert {each.value for each in bench.Arrivals} == {each.value for each in Arrivals}
+    assert {each.value for each in options.Arrivals} == {each.value for each in Arrivals}
 
 
 def test_settings_file(kvberth_command, asked_for, settings_file):

@@ -95,7 +95,7 @@ def ttft_of(mode: str, rate: float, repetition: int, index: int) -> float:
 def fill(folder: Folder, chosen: CompareSettings, skip: Callable[[str], bool] = lambda _: False) -> None:
     """Put a whole comparison on disk, less the cells whose keys are to be skipped."""
     for run in runs(chosen):
-        for each in run.group.cells:
+        for each in run.cells:
             key = run.key(each)
             if skip(key):
                 continue

@@ -80,3 +80,15 @@ def test_a_streamed_push_is_under_way_during_the_prefill():
     figures = engine_figures([measured(counters=OURS)])
     assert figures.busy_ms(is_streamed=False) == pytest.approx(5.0)
     assert figures.busy_ms(is_streamed=True) == pytest.approx(105.0)
+
+
+def test_what_the_prefix_caches_had():
+    """Of the engine that reads prompts: the decode worker is asked too, and has what was handed over."""
+    counters = OURS | {
+        "prefill/vllm:prefix_cache_queries_total": 400.0,
+        "prefill/vllm:prefix_cache_hits_total": 100.0,
+        "decode/vllm:prefix_cache_queries_total": 400.0,
+        "decode/vllm:prefix_cache_hits_total": 300.0,
+    }
+    assert engine_figures([measured(counters=counters)]).cached_share == 0.25
+    assert engine_figures([measured(counters=OURS)]).cached_share is None

@@ -10,6 +10,7 @@ from rich.console import Console
 from tests.compare.conftest import fill, manifest, settings
 
 from kvberth.compare import Folder, load, to_csv, to_markdown, to_tables
+from kvberth.compare.settings import TraceChoice
 
 pytest.importorskip("matplotlib", reason="the report's plots need it")
 
@@ -79,6 +80,34 @@ def test_a_report_that_is_made_again_is_the_same(folder, page):
     assert to_html(load(folder), folder.measured()) == page
 
 
+def test_a_trace_has_a_page_too(tmp_path):
+    """Its prompts have no one length, and its cells no place in a grid of lengths."""
+    trace = TraceChoice(file="/x/calls.jsonl", sha256="", requests=4, rate=2.0, speeds=(1.0, 4.0))
+    chosen = settings(trace=trace, arrivals="trace", output_tokens=None)
+    folder = Folder(tmp_path)
+    folder.create(manifest(chosen))
+    fill(folder, chosen)
+    page = to_html(load(folder), folder.measured())
+    assert "at the trace&#39;s prompts at 8 requests/s" in page
+    assert "The first 4 requests of a trace, its own answers&#39; lengths, its own times" in page
+    (push, *_) = load(folder).cells
+    assert (push.prompt_tokens, push.mean_prompt_tokens, push.output_tokens) == (0, 16384, 3)
+
+
+def test_a_mode_that_is_measured_in_some_cells_only(tmp_path):
+    """It stands beside the others where it was measured, and is missing nowhere else."""
+    chosen = settings(rates=(1.0, 4.0, 8.0), extra=True)
+    folder = Folder(tmp_path)
+    folder.create(manifest(chosen))
+    fill(folder, chosen)
+    comparison = load(folder)
+    assert comparison.is_complete
+    page = to_html(comparison, folder.measured())
+    inline = page[page.index("over vLLM pull (inline posting)") :]
+    rates = re.findall(r"<th>([0-9]+)/s</th>", inline[: inline.index("</table>")])
+    assert rates == ["4", "8"]
+
+
 def test_what_is_missing_stands_in_the_page(tmp_path):
     """A comparison that was cut short has a report that says so."""
     folder = Folder(tmp_path)
@@ -117,7 +146,7 @@ def test_markdown_has_verdict_figures_and_targets(folder):
     """Tables as GitHub shows them."""
     text = to_markdown(load(folder))
     assert text.startswith("# This traffic wants kvberth push")
-    assert "| kvberth push | 100 / 101 / 101 |" in text
+    assert "| kvberth push | 100 / - / - |" in text
     assert "| T1 |" in text
 
 

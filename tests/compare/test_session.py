@@ -1,5 +1,6 @@
 """A whole comparison, of servers that are attached and of clusters that are made up."""
 
+import json
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -7,7 +8,7 @@ from tests.bench import fakes
 from tests.compare.conftest import settings
 
 from kvberth.bench import TargetError
-from kvberth.compare import Folder, begin, compare, load
+from kvberth.compare import Folder, begin, choose_trace, compare, load
 from kvberth.compare import session as module
 from kvberth.compare.measure import Deployment
 from kvberth.launch import LaunchError
@@ -46,6 +47,27 @@ def test_attached_deployments_are_compared(servers, tmp_path):
     measured = [each for each in servers["push"].bodies if len(each["prompt"]) == 64 and each["max_tokens"] == 3]
     others = [each for each in servers["mine"].bodies if len(each["prompt"]) == 64 and each["max_tokens"] == 3]
     assert sorted(map(str, measured)) == sorted(map(str, others))
+
+
+def test_a_trace_is_sent_to_all_of_them(servers, tmp_path):
+    """Its prompts and lengths, at two speeds, to each the same."""
+    path = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": index / 50, "prompt_tokens": 200 + index, "output_tokens": 3} for index in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    choice, _ = choose_trace(path, requests=4, speeds=(1.0, 2.0))
+    chosen = attached(servers, trace=choice, arrivals="trace", output_tokens=None, repetitions=1)
+    folder = Folder(tmp_path / "out")
+    begin(chosen, folder, resume=False)
+    compare(chosen, folder)
+    comparison = load(folder)
+    assert comparison.is_complete
+    assert [cell.requests for cell in comparison.cells] == [4] * 4
+    assert {cell.output_tokens for cell in comparison.cells} == {3}
+    bodies = {
+        name: sorted(str(each) for each in server.bodies if each["max_tokens"] == 3) for name, server in servers.items()
+    }
+    assert len(bodies["push"]) == 9  # eight that are measured, and one that goes before them
+    assert bodies["push"] == bodies["mine"]
 
 
 def test_resuming_measures_only_what_is_missing(servers, tmp_path):

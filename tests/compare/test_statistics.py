@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvberth.compare.statistics import paired_ratio, percentiles
+from kvberth.compare.statistics import least_requests, paired_ratio, percentiles
 
 
 def test_a_figure_is_the_median_over_repetitions():
@@ -15,8 +15,25 @@ def test_a_figure_is_the_median_over_repetitions():
 
 def test_percentiles_are_numpy_s():
     """Interpolated linearly, as vllm bench serve has them."""
-    values = [1.0, 2.0, 3.0, 4.0]
+    values = np.random.default_rng(2).normal(100, 10, size=300).tolist()
     assert [each.value for each in percentiles([values])] == pytest.approx(np.percentile(values, (50, 95, 99)))
+
+
+@pytest.mark.parametrize(("percentile", "least"), [(50, 5), (95, 59), (99, 299)])
+def test_how_many_requests_a_percentile_needs(percentile, least):
+    """The fewest of which the largest is above it with 95% confidence: all below has probability p**n."""
+    assert least_requests(percentile) == least
+    share = percentile / 100
+    assert share**least <= 0.05 < share ** (least - 1)
+
+
+def test_percentiles_of_too_few_requests_are_not_claimed():
+    """The fewest of a repetition count; the median is there in any case."""
+    enough, few = [float(value) for value in range(59)], [1.0] * 58
+    assert [each is None for each in percentiles([enough, enough])] == [False, False, True]
+    assert [each is None for each in percentiles([enough, few])] == [False, True, True]
+    assert [each is None for each in paired_ratio([enough, few], [enough, few])] == [False, True, True]
+    assert percentiles([[1.0]])[0].value == 1.0
 
 
 def test_failed_requests_have_no_value():
@@ -46,8 +63,8 @@ def test_an_interval_knows_that_repetitions_differ():
 
 def test_a_ratio_is_taken_within_a_repetition():
     """A machine that was twice as slow in one repetition, for both modes, does not show."""
-    push = [[50.0, 52.0, 54.0], [100.0, 104.0, 108.0]]
-    pull = [[100.0, 104.0, 108.0], [200.0, 208.0, 216.0]]
+    push = [[50.0 + place for place in range(300)], [100.0 + 2 * place for place in range(300)]]
+    pull = [[2 * value for value in repetition] for repetition in push]
     for estimate in paired_ratio(push, pull):
         assert (estimate.value, estimate.low, estimate.high) == pytest.approx((0.5, 0.5, 0.5))
 

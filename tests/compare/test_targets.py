@@ -1,5 +1,6 @@
 """The project's targets, met, missed or not measured."""
 
+import msgspec
 import pytest
 from tests.compare.conftest import cell, manifest, measured, record, settings
 
@@ -64,6 +65,7 @@ def test_t4_compares_with_the_decode_load_alone():
     chosen = settings(modes=ALL, rates=(8.0,), prompts=(16384,), extra=True)
     (found,) = find(compute(manifest(chosen), [at(8.0, tpot=10.0), alone], [], {}).targets, "T4")
     assert found.value == pytest.approx(10.0 / 9.9)
+    assert found.interval == pytest.approx((10.0 / 9.9, 10.0 / 9.9))
     assert found.met is True
 
 
@@ -82,6 +84,28 @@ def test_t6_counts_in_steps():
     ]
     (found,) = find(targets(measured(records=records)), "T6")
     assert (found.value, found.met) == (pytest.approx(2.0), False)
+
+
+def test_what_is_missed_has_a_reason():
+    """What the figures say of where the time went; what is met needs none."""
+    counted = {
+        f"{kind}/vllm:request_{what}_time_seconds_{part}": value
+        for kind in ("prefill", "decode")
+        for what, seconds in (("queue", 0.04), ("prefill", 0.12))
+        for part, value in (("sum", seconds), ("count", 4.0))
+    } | {"decode/kvberth:transfer_descriptors_count": 4.0}
+    cells = [at(4.0, 90.0, counters=counted), at(4.0, 100.0, mode="vllm-pull"), at(4.0, 300.0, mode="vllm-push")]
+    found = targets(*cells)
+    (missed,), (met,) = find(found, "T1", "vLLM pull"), find(found, "T1", "vLLM push")
+    assert missed.reason.startswith("kvberth push, means in ms: queue 10, prefill 30, transfer behind it 0")
+    assert (met.met, met.reason) == (True, "")
+
+
+def test_a_busy_machine_is_part_of_the_reason():
+    """The figures of such a cell show the machine as well."""
+    busy = msgspec.structs.replace(at(4.0, 90.0), idle_share=0.05)
+    (found,) = find(targets(busy, at(4.0, 100.0, mode="vllm-pull")), "T1", "vLLM pull")
+    assert found.reason == "only 5% of the machine was idle with kvberth push"
 
 
 def test_t10_must_not_be_worse():

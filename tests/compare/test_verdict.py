@@ -91,7 +91,7 @@ def test_cancelled_requests_are_neither_failures_nor_figures():
     push = measured(records=[record(0), record(1), record(2), gone])
     comparison = compared(push, measured(mode="vllm-pull"), rates=(8.0,))
     cell_of_push = comparison.cells[0]
-    assert (cell_of_push.failed, cell_of_push.cancelled, cell_of_push.ttft_ms.p99) == (0, 1, 100.0)
+    assert (cell_of_push.failed, cell_of_push.cancelled, cell_of_push.e2e_ms.p50) == (0, 1, 120.0)
     assert any("1 were cancelled by their clients, as planned" in point for point in comparison.verdict.points)
 
 
@@ -118,16 +118,28 @@ def test_a_busy_machine_is_a_doubt():
     assert doubt.startswith("In 1 of 2 cells less than 20%")
 
 
-@pytest.mark.parametrize(("p95s", "bend", "last_good"), [((100, 150, 250), 4.0, 2.0), ((100, 150, 199), None, 4.0)])
-def test_where_a_curve_bends(p95s, bend, last_good):
-    """At the first rate whose p95 is more than twice that of the lowest rate."""
-    cells = [
+def curve(ttfts_ms, requests=4):
+    """One mode at rising rates; the last tenth of the requests takes 10 ms more."""
+    slow = -(-requests // 10)
+    return [
         summarise_cell([each], [each])
-        for rate, ttft in zip((1.0, 2.0, 4.0), p95s, strict=True)
-        for each in [measured([float(ttft)] * 4, of=cell(rate=rate))]
+        for rate, ttft in zip((1.0, 2.0, 4.0), ttfts_ms, strict=True)
+        for each in [measured([float(ttft)] * (requests - slow) + [ttft + 10.0] * slow, of=cell(rate=rate))]
     ]
-    (found,) = bends_of(cells)
+
+
+@pytest.mark.parametrize(("ttfts", "bend", "last_good"), [((100, 150, 250), 4.0, 2.0), ((100, 150, 199), None, 4.0)])
+def test_where_a_curve_bends(ttfts, bend, last_good):
+    """At the first rate whose TTFT is more than twice that of the lowest rate."""
+    (found,) = bends_of(curve(ttfts))
     assert (found.rate, found.last_good_rate) == (bend, last_good)
+
+
+@pytest.mark.parametrize(("requests", "why"), [(4, "p50"), (60, "p95")])
+def test_a_bend_is_told_from_the_p95_if_it_is_known(requests, why):
+    """Or else from the median: of four requests nobody knows a p95."""
+    (found,) = bends_of(curve((100, 150, 250), requests))
+    assert found.why.startswith(f"the {why} of TTFT is ")
 
 
 def test_failed_requests_bend_a_curve():

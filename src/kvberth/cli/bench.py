@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,26 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from kvberth.cli.errors import BadSettings, RunFailed
-from kvberth.cli.options import Config, Json
+from kvberth.cli.given import is_given, refuse_given, warn_of_skipped
+from kvberth.cli.options import Arrivals, Config, Json
 
 if TYPE_CHECKING:
     from kvberth.bench import Percentiles, Plan, Progress, RecordFile, RunResult, Target, Trace, Traffic
 
-__all__ = ["Arrivals", "bench"]
+__all__ = ["bench"]
 
 RECORDS = "requests.jsonl"
 SUMMARY = "summary.json"
 
 _SHOWN_HEADERS = "x-kvberth"
 """Headers that begin so are part of the result. The values of others may be secrets."""
-
-
-class Arrivals(StrEnum):
-    """`kvberth.bench.Arrivals` without the import of numpy; a test holds them equal."""
-
-    POISSON = "poisson"
-    UNIFORM = "uniform"
-    TRACE = "trace"
 
 
 def bench(
@@ -108,12 +100,12 @@ def bench(
     try:
         target = Target(url=url, model=model, headers=_headers(header or []), timeout_seconds=timeout)
         if trace is None:
-            _refuse(context, "needs a trace", "speed", "skip_bad_rows")
+            refuse_given(context, "needs a trace", "speed", "skip_bad_rows")
             traffic = _random_traffic(arrivals, **common, **made_up)
         else:
-            _refuse(context, "a trace has its own", "prompt_tokens", "prefix_share", "prefixes")
+            refuse_given(context, "a trace has its own", "prompt_tokens", "prefix_share", "prefixes")
             recorded = _read_trace(trace, requests, turns, skip_bad_rows)
-            tokens = output_tokens if _is_given(context, "output_tokens") else None
+            tokens = output_tokens if is_given(context, "output_tokens") else None
             traffic = _trace_traffic(context, recorded, arrivals, speed=speed, output_tokens=tokens, **common)
     except ValueError as error:
         raise BadSettings(str(error)) from error
@@ -139,18 +131,6 @@ def bench(
         raise typer.Exit(3)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
-def _refuse(context: typer.Context, reason: str, *names: str) -> None:
-    """What a user has set, and what would have no effect, is an error and not a surprise."""
-    for name in names:
-        if _is_given(context, name):
-            raise BadSettings(f"{name}: {reason}")
-
-
 def _random_traffic(arrivals: Arrivals | None, **settings: Any) -> "Traffic":
     from kvberth.bench import Arrivals as TrafficArrivals  # noqa: PLC0415
     from kvberth.bench import RandomTraffic  # noqa: PLC0415
@@ -167,12 +147,7 @@ def _read_trace(path: Path, requests: int, turns: int, skip_bad_rows: bool) -> "
         trace = read_trace(path, requests=requests, turns=turns, skip_bad_rows=skip_bad_rows)
     except TraceError as error:
         raise BadSettings(f"trace: {error}") from error
-    if trace.skipped:
-        first = trace.skipped[0]
-        typer.echo(
-            f"warning: {len(trace.skipped)} rows of {path} left out; the first is line {first.line}: {first.reason}",
-            err=True,
-        )
+    warn_of_skipped(trace)
     return trace
 
 
@@ -182,7 +157,7 @@ def _trace_traffic(context: typer.Context, trace: "Trace", arrivals: Arrivals | 
 
     arrivals = arrivals or (Arrivals.TRACE if trace.time_unit else Arrivals.POISSON)
     if arrivals == Arrivals.TRACE:
-        _refuse(context, "the trace's times decide; set --speed, or --arrivals poisson", "rate")
+        refuse_given(context, "the trace's times decide; set --speed, or --arrivals poisson", "rate")
     return TraceTraffic(trace=trace, arrivals=TrafficArrivals(arrivals), **settings)
 
 

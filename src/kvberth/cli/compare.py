@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,8 @@ import typer
 from rich.console import Console
 
 from kvberth.cli.errors import BadSettings, RunFailed
-from kvberth.cli.options import Config
+from kvberth.cli.given import refuse_given, warn_of_skipped
+from kvberth.cli.options import Arrivals, Config
 from kvberth.cli.report import Format, needs_report_packages, show, write_report
 from kvberth.cli.signals import terminate_like_ctrl_c
 
@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 
-class Arrivals(StrEnum):
-    """Those of `kvberth.bench.Arrivals` that a grid of rates can have."""
-
-    POISSON = "poisson"
-    UNIFORM = "uniform"
-
-
 def compare(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for records, summary and report.")],
     emulate: Annotated[
         str | None, typer.Option(help="A profile of the emulated accelerator, or its .toml file; no GPU needed.")
@@ -44,6 +38,9 @@ def compare(
         bool, typer.Option("--published", help="The published grid: all modes, and cells with caches and small chunks.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with DIR, begun with the same settings.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be measured and how long it takes; start nothing.")
+    ] = False,
     config: Config = None,
     modes: Annotated[
         str | None,
@@ -55,12 +52,43 @@ def compare(
     ] = None,
     rates: Annotated[str | None, typer.Option(metavar="RATE,...", help="Requests per second [1,2,4,8].")] = None,
     prompts: Annotated[str | None, typer.Option(metavar="TOKENS,...", help="Prompt lengths [1024,4096,16384].")] = None,
-    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 128,
-    arrivals: Annotated[Arrivals, typer.Option(help="Random gaps, or a fixed rate.")] = Arrivals.UNIFORM,
+    output_tokens: Annotated[int | None, typer.Option(help="Tokens per answer [128]. A trace has its own.")] = None,
+    arrivals: Annotated[
+        Arrivals | None,
+        typer.Option(help="Random gaps, a fixed rate [uniform], or a trace's own times: the default if it has some."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Recorded traffic in place of --prompts, as for `kvberth bench`."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Of a trace, its first.")] = 100,
+    speed: Annotated[
+        str, typer.Option(metavar="SPEED,...", help="How much faster than it was recorded to replay a trace.")
+    ] = "1",
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out what in a trace cannot be sent.")
+    ] = False,
+    prefix_share: Annotated[
+        float, typer.Option(help="How much of a prompt, 0 to below 1, others have too, at its beginning.")
+    ] = 0.0,
+    prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Requests per conversation: each has those before it in its prompt.")
+    ] = 1,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Of all engines [on with --trace, --turns and --prefix-share, else off].",
+        ),
+    ] = None,
     cancel_share: Annotated[
         float, typer.Option(help="Of the requests, from 0 to 1, that clients give up in the middle of the answer.")
     ] = 0.0,
-    seconds: Annotated[float | None, typer.Option(help="Of sending, per cell [12].")] = None,
+    cancel_seconds: Annotated[
+        float | None, typer.Option(help="Give them up at a random time within these seconds instead.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Of sending, per cell [10].")] = None,
     repetitions: Annotated[
         int | None, typer.Option(help="Each with fresh engines, modes in another order [3].")
     ] = None,
@@ -79,7 +107,7 @@ def compare(
 
     Exit status: 0 when all cells were measured, 1 when something is missing, 2 for a bad argument.
     """
-    from kvberth.compare import Folder, FolderError, begin  # noqa: PLC0415
+    from kvberth.compare import Folder, FolderError, begin, plan_table, say_plan  # noqa: PLC0415
     from kvberth.compare import compare as measure  # noqa: PLC0415
 
     del config  # its callback has used it
@@ -93,21 +121,37 @@ def compare(
         "seconds": seconds,
         "repetitions": repetitions,
         "output_tokens": output_tokens,
-        "arrivals": str(arrivals),
+        "arrivals": str(arrivals) if arrivals is not None else None,
+        "prefix_share": prefix_share,
+        "prefixes": prefixes,
+        "turns": turns,
+        "prefix_caching": prefix_caching,
         "cancel_share": cancel_share,
+        "cancel_seconds": cancel_seconds,
         "seed": seed,
         "emulate_link": emulate_link,
         "engine_args": tuple(engine_arg or ()),
         "price_per_gpu_hour": price_per_gpu_hour,
         "gpus_per_engine": gpus_per_engine,
     }
-    settings = _settings(_what(emulate, model, attach or []), given, quick=quick, published=published)
+    what = _what(emulate, model, attach or [])
+    if trace is None:
+        refuse_given(context, "needs a trace", "requests", "speed", "skip_bad_rows")
+    else:
+        refuse_given(context, "a trace has its own", "prompts", "seconds", "prefix_share", "prefixes")
+        speeds = _split("speed", speed, float) or ()
+        what |= _trace(context, trace, arrivals, requests, turns, speeds, skip_bad_rows=skip_bad_rows)
+    settings = _settings(what, given, quick=quick, published=published)
+    if dry_run:
+        Console(highlight=False).print(plan_table(settings), say_plan(settings))
+        return
     folder = Folder(out)
     console = Console(stderr=True)
     try:
         begin(settings, folder, resume=resume)
     except FolderError as error:
         raise BadSettings(f"out: {error}") from error
+    console.print(say_plan(settings), soft_wrap=True, highlight=False)
     stopped = False
     try:
         with terminate_like_ctrl_c(), _progress(console) as on_progress:
@@ -153,7 +197,36 @@ def _what(emulate: str | None, model: str | None, attach: Sequence[str]) -> dict
     return {"attach": {name: url.rstrip("/") for name, _, url in pairs}}
 
 
+def _trace(
+    context: typer.Context,
+    path: Path,
+    arrivals: Arrivals | None,
+    requests: int,
+    turns: int,
+    speeds: tuple[float, ...],
+    *,
+    skip_bad_rows: bool,
+) -> dict[str, Any]:
+    """What a trace decides: of output tokens and arrivals, only what is not given."""
+    from kvberth.bench import TraceError  # noqa: PLC0415
+    from kvberth.compare import choose_trace  # noqa: PLC0415
+
+    try:
+        choice, trace = choose_trace(path, requests=requests, turns=turns, speeds=speeds, skip_bad_rows=skip_bad_rows)
+    except (TraceError, ValueError) as error:
+        raise BadSettings(f"trace: {error}") from error
+    warn_of_skipped(trace)
+    arrivals = arrivals or (Arrivals.TRACE if choice.rate else Arrivals.POISSON)
+    if arrivals == Arrivals.TRACE:
+        refuse_given(context, "the trace's times decide; set --speed, or --arrivals poisson", "rates")
+    else:
+        refuse_given(context, f"is for arrivals trace; for {arrivals} set --rates", "speed")
+    return {"trace": choice, "arrivals": str(arrivals), "output_tokens": None}
+
+
 def _settings(what: dict[str, Any], given: dict[str, Any], *, quick: bool, published: bool) -> "CompareSettings":
+    from kvberth.bench import TraceError  # noqa: PLC0415
+    from kvberth.compare import check_traffic  # noqa: PLC0415
     from kvberth.compare import settings as presets  # noqa: PLC0415
 
     preset = presets.quick() if quick else presets.published() if published else {}
@@ -161,9 +234,11 @@ def _settings(what: dict[str, Any], given: dict[str, Any], *, quick: bool, publi
     if not what.get("emulate") and given["modes"] is None:
         chosen["modes"] = tuple(mode for mode in chosen.get("modes", presets.DEFAULT_MODES) if "vllm" not in mode)
     try:
-        return presets.make(chosen)
-    except ValueError as error:
+        settings = presets.make(chosen)
+        check_traffic(settings)
+    except (TraceError, ValueError) as error:
         raise BadSettings(str(error)) from error
+    return settings
 
 
 def _split(name: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:

@@ -8,7 +8,17 @@ import typer
 
 from kvberth.cli.config import use_config_file
 
-__all__ = ["Binding", "Config", "ConnectorChoice", "DecodePolicy", "Json", "Mode", "PeerRole", "PrefillPolicy"]
+__all__ = [
+    "Arrivals",
+    "Binding",
+    "Config",
+    "ConnectorChoice",
+    "DecodePolicy",
+    "Json",
+    "Mode",
+    "PeerRole",
+    "PrefillPolicy",
+]
 
 
 class Mode(StrEnum):
@@ -41,6 +51,14 @@ class Binding(StrEnum):
     JIT = "jit"
     LATE = "late"
     AUTO = "auto"
+
+
+class Arrivals(StrEnum):
+    """`kvberth.bench.Arrivals` without the import of numpy; a test holds them equal."""
+
+    POISSON = "poisson"
+    UNIFORM = "uniform"
+    TRACE = "trace"
 
 
 class PeerRole(StrEnum):

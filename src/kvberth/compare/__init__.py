@@ -10,7 +10,8 @@ from kvberth.compare.modes import Mode
 from kvberth.compare.session import Progress, begin, compare
 from kvberth.compare.settings import CompareSettings, published, quick
 from kvberth.compare.store import Folder
-from kvberth.compare.texts import to_csv, to_markdown, to_tables
+from kvberth.compare.texts import plan_table, say_plan, to_csv, to_markdown, to_tables
+from kvberth.compare.traffic import check_traffic, choose_trace
 
 __all__ = [
     "CompareError",
@@ -21,10 +22,14 @@ __all__ = [
     "Mode",
     "Progress",
     "begin",
+    "check_traffic",
+    "choose_trace",
     "compare",
     "load",
+    "plan_table",
     "published",
     "quick",
+    "say_plan",
     "to_csv",
     "to_json",
     "to_markdown",

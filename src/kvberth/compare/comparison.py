@@ -1,10 +1,11 @@
 """Everything that a folder's records say, in one value: what summary.json holds and all reports are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from kvberth.compare.modes import Mode, is_divided
 from kvberth.compare.plan import groups, runs
 from kvberth.compare.settings import CompareSettings
 from kvberth.compare.store import Folder, Incident, Manifest, MeasuredCell
@@ -99,6 +100,7 @@ def compute(
             for position, mode in enumerate(modes):
                 for baseline in modes[position + 1 :]:
                     ratios += ratios_of(of_cell[mode], of_cell[baseline])
+    ratios += _over_the_load_alone(by_place)
     bends = bends_of(cells)
     missing = _missing(settings, measured, cut_short)
     return Comparison(
@@ -125,6 +127,21 @@ def to_json(comparison: Comparison) -> bytes:
     return msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n"
 
 
+def _over_the_load_alone(by_place: Mapping[tuple[str, str, str], Sequence[MeasuredCell]]) -> list[Ratio]:
+    """TPOT of each divided mode over that of the same decode load without transfers, where both were measured."""
+    alone = {
+        (each[0].cell.rate, each[0].cell.prompt_tokens): each
+        for (_, _, mode), each in by_place.items()
+        if mode == Mode.DECODE_ONLY
+    }
+    found = []
+    for (group, _, mode), each in by_place.items():
+        reference = alone.get((each[0].cell.rate, each[0].cell.prompt_tokens))
+        if group == "grid" and is_divided(mode) and reference is not None:
+            found += ratios_of(each, reference, ("tpot_ms",))
+    return found
+
+
 def _missing(settings: CompareSettings, measured: Sequence[MeasuredCell], cut_short: dict[str, int]) -> list[Missing]:
     have = {(each.repetition, each.cell.group, each.mode, each.cell.name) for each in measured}
     return [
@@ -136,6 +153,6 @@ def _missing(settings: CompareSettings, measured: Sequence[MeasuredCell], cut_sh
             kept_requests=cut_short.get(run.key(cell), 0),
         )
         for run in runs(settings)
-        for cell in run.group.cells
+        for cell in run.cells
         if (run.repetition, run.group.name, run.mode, cell.name) not in have
     ]

@@ -33,6 +33,8 @@ WANTED = frozenset(
         "vllm:request_queue_time_seconds": ("_sum", "_count"),
         "vllm:request_prefill_time_seconds": ("_sum", "_count"),
         "vllm:num_preemptions": ("_total",),
+        "vllm:prefix_cache_queries": ("_total",),
+        "vllm:prefix_cache_hits": ("_total",),
     }.items()
     for suffix in suffixes
 )

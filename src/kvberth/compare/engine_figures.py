@@ -40,6 +40,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
         post_ms, transfer_ms: means per transfer; the latter is NIXL's clock, of vLLM's connectors.
         after_prefill_ms: mean per transfer, of kvberth's.
         queue_ms, prefill_ms: means of the engine that reads prompts.
+        cached_share: of the prompts' tokens, from 0 to 1, what that engine's prefix cache had; None without one.
         first_step_ms: mean of the decode worker; None where one engine does both.
     """
 
@@ -55,6 +56,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     after_prefill_ms: float | None = None
     queue_ms: float | None = None
     prefill_ms: float | None = None
+    cached_share: float | None = None
     first_step_ms: float | None = None
     is_divided: bool = True
 
@@ -107,6 +109,7 @@ def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
     )
     moved = "vllm:nixl_bytes_transferred_sum" if has_vllm else "kvberth:transfer_bytes_total"
     transfers = _sum(total, f"{descriptors}_count")
+    asked = _sum(total, "vllm:prefix_cache_queries_total", reader)
     return EngineFigures(
         corruptions=round(_sum(total, "kvberth:emulator_corruptions_total")) if emulated else None,
         preemptions=round(_sum(total, "vllm:num_preemptions_total")),
@@ -122,6 +125,7 @@ def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
         after_prefill_ms=_ms(_mean(total, "kvberth:after_prefill_seconds")),
         queue_ms=_ms(_mean(total, _QUEUE, reader)),
         prefill_ms=_ms(_mean(total, _PREFILL, reader)),
+        cached_share=_sum(total, "vllm:prefix_cache_hits_total", reader) / asked if asked else None,
         first_step_ms=_ms(_mean(total, _PREFILL, "decode")) if divided else None,
         is_divided=divided,
     )

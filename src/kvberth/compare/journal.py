@@ -1,7 +1,8 @@
 """What the router of a cluster says of each request: where the time to its first token went, in every mode alike.
 
 vLLM leaves `kv_transfer_params`, and with it the connector's own timeline, out of streams; and vLLM's connectors have
-none. The router sees when the prefill worker answers and when the decode worker's first token comes.
+none. The router sees when the decode worker's first token comes; and hears of the end of the prefill, from kvberth's
+connector when the last forward pass is done, of an engine without it by its answer, which takes some ms more.
 """
 
 import urllib.request
@@ -22,9 +23,9 @@ def read_handoffs(router_url: str, request_ids: Collection[str]) -> dict[str, fl
 
 
 def parse_handoffs(page: bytes, request_ids: Collection[str]) -> dict[str, float]:
-    """Milliseconds from the prefill worker's answer to the first token, by request id.
+    """Milliseconds from the end of the prefill to the first token, by request id.
 
-    A request that was not divided has none. A token that came before the prefill worker's answer makes it 0.
+    A request that was not divided has none. A token that came before the news of that end makes it 0.
 
     Args:
         page: the router's list of requests, newest first; an id that stands there twice counts once.

@@ -67,7 +67,7 @@ def deployment(settings: CompareSettings, run: Run, folder: Folder) -> Iterator[
         prefix_caching=run.group.prefix_caching,
         engine_args=(*settings.engine_args, *run.group.engine_args),
     )
-    logs = folder.log_path / f"r{run.repetition}-{run.group.name}-{run.mode}"
+    logs = folder.log_path / run.name
     with LocalCluster(replace(wanted, run_dir=logs)) as cluster:
         yield Deployment(cluster.router_url, cluster)
 
@@ -140,7 +140,7 @@ class _Traffic:
         """After the start: make the acquaintance of all engines, and bring memory to its steady state."""
         self._send(greeting_plan(self.settings, self.run.repetition))
         if all(cell.memory is Memory.STEADY for cell in cells) and self.settings.warmup_requests:
-            self._send(settling_plan(self.settings, self.run.repetition))
+            self._send(settling_plan(self.settings, cells, self.run.repetition))
 
     def prepare_cell(self, cell: Cell) -> None:
         """Before a cell: the memory and the caches that it is about."""

@@ -77,7 +77,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         self.runs = runs(self.settings)
-        self.progress.cells_total = sum(len(run.group.cells) for run in self.runs)
+        self.progress.cells_total = sum(len(run.cells) for run in self.runs)
         self.progress.cells_done = self.progress.cells_total - sum(len(self.left(run)) for run in self.runs)
         self.planned = self._planned_left()
 
@@ -110,9 +110,7 @@ class _Session:
     def _planned_left(self) -> float:
         """Seconds, at the planned pace."""
         return sum(
-            planned_seconds(
-                run, self.left(run), starts_cluster=not self.settings.attach and run is not self.has_started
-            )
+            planned_seconds(self.settings, run, self.left(run), has_started=run is self.has_started)
             for run in self.runs
         )
 

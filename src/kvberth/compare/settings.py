@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -10,12 +11,37 @@ import msgspec
 from kvberth.bench import Arrivals
 from kvberth.compare.modes import EMULATED_ONLY, Mode
 
-__all__ = ["DEFAULT_MODES", "CompareSettings", "make", "published", "quick"]
+__all__ = ["DEFAULT_MODES", "CompareSettings", "TraceChoice", "make", "published", "quick"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 """It becomes part of file names."""
 
 DEFAULT_MODES = (Mode.PUSH, Mode.PUSH_WHOLE, Mode.PULL, Mode.VLLM_PULL, Mode.VLLM_PUSH, Mode.COLOCATED)
+
+
+class TraceChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of recorded traffic, and what of it is sent.
+
+    Attributes:
+        file: its path.
+        sha256: of the file, so that a comparison is resumed with the same.
+        requests: how many are sent, the first ones.
+        rate: requests per second as they were recorded; None for a trace without times.
+        speeds: how much faster than it was recorded; each is a cell of its own.
+        skip_bad_rows: leave out what cannot be sent.
+    """
+
+    file: str
+    sha256: str
+    requests: int
+    rate: float | None
+    speeds: tuple[float, ...] = (1.0,)
+    skip_bad_rows: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return PurePath(self.file).name
 
 
 class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +52,16 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
         attach: URLs of running deployments by the names of their modes; nothing is started then.
         modes: what to compare, by name.
         rates: requests per second.
-        prompts: tokens per prompt. Each rate is measured with each.
-        cancel_share: of the requests, from 0 to 1, that their clients give up in the middle of the answer.
+        prompts: tokens per prompt, or that a turn adds. Each rate is measured with each.
+        trace: in place of random prompts; each of `rates`, or each of its speeds, is a cell.
+        output_tokens: per answer; None takes those of the trace.
+        arrivals: `TRACE` for a trace's own times.
+        cancel_share, cancel_seconds, prefix_share, prefixes, turns: as those of `RandomTraffic`.
+        prefix_caching: of all engines; None is where the traffic has beginnings that come again.
         seconds: how long to send per cell; `least_requests` and more are sent in any case.
         repetitions: how often all of it is measured, with fresh engines each time.
         extra: the cells of the published grid beside it: prefix caches and fragmented memory, chunks of 4,096 tokens,
-            and the decode load alone.
+            inline posting, and the decode load alone.
         warmup_requests: of mixed lengths, before the first cell, so that memory is in its steady state.
         engine_args: for every engine of every mode.
         price_per_gpu_hour: in any currency; None leaves costs out.
@@ -48,10 +78,16 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[str, ...] = DEFAULT_MODES
     rates: tuple[float, ...] = (1, 2, 4, 8)
     prompts: tuple[int, ...] = (1024, 4096, 16384)
-    output_tokens: int = 128
+    trace: TraceChoice | None = None
+    output_tokens: int | None = 128
     arrivals: Arrivals = Arrivals.UNIFORM
     cancel_share: float = 0.0
-    seconds: float = 12.0
+    cancel_seconds: float | None = None
+    prefix_share: float = 0.0
+    prefixes: int = 1
+    turns: int = 1
+    prefix_caching: bool | None = None
+    seconds: float = 10.0
     least_requests: int = 16
     repetitions: int = 3
     extra: bool = False
@@ -75,16 +111,40 @@ class CompareSettings(msgspec.Struct, frozen=True, kw_only=True):
         if min(self.prompts) < 1:
             raise ValueError(f"prompts: must be 1 token or more, not {min(self.prompts)}")
         for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name}: must be {lowest} or more, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise ValueError(f"{name}: must be {lowest} or more, not {value}")
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds: must be above 0, not {self.seconds:g}")
-        if self.arrivals not in (Arrivals.POISSON, Arrivals.UNIFORM):
-            raise ValueError(f"arrivals: must be poisson or uniform, not {self.arrivals}")
+        self._check_traffic()
         if not 0 <= self.cancel_share < 1:
             raise ValueError(f"cancel_share: must be 0 or more and below 1, not {self.cancel_share:g}")
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise ValueError(f"price_per_gpu_hour: must be 0 or more, not {self.price_per_gpu_hour:g}")
+
+    @property
+    def has_prefix_caching(self) -> bool:
+        """Whether engines keep prefixes."""
+        if self.prefix_caching is not None:
+            return self.prefix_caching
+        return self.trace is not None or self.turns > 1 or self.prefix_share > 0
+
+    def _check_traffic(self) -> None:
+        """What the load generator does not check, since it is no setting of its traffic."""
+        if self.trace is None:
+            if self.arrivals not in (Arrivals.POISSON, Arrivals.UNIFORM):
+                raise ValueError(f"arrivals: must be poisson or uniform, not {self.arrivals}")
+            if self.output_tokens is None:
+                raise ValueError("output_tokens: must be given, since there is no trace to say")
+        else:
+            if not self.trace.speeds or len(set(self.trace.speeds)) < len(self.trace.speeds):
+                raise ValueError("speed: at least one is needed, and each one once")
+            if self.arrivals == Arrivals.TRACE and self.trace.rate is None:
+                raise ValueError(f"arrivals: {self.trace.file} has no times to go by; take poisson or uniform")
+            if self.prefix_share:
+                raise ValueError("prefix_share: a trace has beginnings of its own")
+        if self.extra and (self.trace is not None or self.turns > 1 or self.prefix_share):
+            raise ValueError("extra: these cells have random prompts, no trace, turns or shared beginnings")
 
     def _check_modes(self) -> None:
         if self.attach:
@@ -129,7 +189,7 @@ def make(chosen: Mapping[str, Any]) -> CompareSettings:
 def quick() -> dict[str, Any]:
     """Settings for a first look: under ten minutes on two cores, one repetition of the cells that tell most."""
     return {
-        "modes": tuple(mode for mode in Mode if mode not in (Mode.DECODE_ONLY, Mode.VLLM_PUSH_INLINE)),
+        "modes": (*DEFAULT_MODES, Mode.VLLM_PULL_INLINE),
         "rates": (1.0, 8.0),
         "prompts": (1024, 16384),
         "seconds": 3.0,
@@ -140,5 +200,5 @@ def quick() -> dict[str, Any]:
 
 
 def published() -> dict[str, Any]:
-    """Settings of the published grid: all modes, vLLM's connectors with both ways of posting, and the extra cells."""
-    return {"modes": tuple(mode for mode in Mode if mode is not Mode.DECODE_ONLY), "extra": True}
+    """Settings of the published grid: under 100 minutes on two cores, three repetitions, with the extra cells."""
+    return {"modes": DEFAULT_MODES, "least_requests": 12, "extra": True}

@@ -44,7 +44,7 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
         counters: what the engines counted meanwhile; empty for attached deployments.
         idle_share: of all the machine's cores, from 0 to 1.
         num_engines: of the deployment; 0 if not known.
-        handoffs_ms: from the prefill worker's answer to the first token, as the router saw it, by request id.
+        handoffs_ms: from the end of the prefill to the first token, as the router heard of both, by request id.
     """
 
     cell: Cell

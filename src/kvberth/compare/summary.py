@@ -25,14 +25,17 @@ SCHEMA = 1
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Medians over repetitions of a percentile, and their intervals (low, high)."""
+    """Medians over repetitions of a percentile, and their intervals (low, high).
+
+    p95 and p99 are None where a repetition had too few requests to tell them; see `statistics`.
+    """
 
     p50: float
-    p95: float
-    p99: float
+    p95: float | None
+    p99: float | None
     p50_interval: tuple[float, float]
-    p95_interval: tuple[float, float]
-    p99_interval: tuple[float, float]
+    p95_interval: tuple[float, float] | None
+    p99_interval: tuple[float, float] | None
 
 
 class Gaps(msgspec.Struct, frozen=True):
@@ -70,14 +73,19 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cell: its name within its group.
-        prefix_hit: the share of each prompt that the caches had, from 0 to 1.
+        prompt_tokens: that were planned; 0 for a trace.
+        output_tokens: planned, or the mean of a trace's.
+        mean_prompt_tokens: as the server counted them.
+        prefix_hit: the share of each prompt that was put into the caches before, from 0 to 1.
+        cached_share: of the prompts' tokens, what the prefix caches of those engines had that read prompts; None where
+            they have none.
         repetitions: that were measured to their end.
         cancelled: requests whose client went away, as was planned; they are in no figure of time.
         corruptions: KV contexts that held wrong words; emulated engines only.
         transfers, transfers_failed: that completed, and that did not. With fewer completed than answers, a decode
             worker has computed prompts itself.
         answers_differing: answers that are not those of the other modes to the same request.
-        handoff_ms: from the prefill worker's answer to the first token, as the router saw it.
+        handoff_ms: from the end of the prefill to the first token, as the router heard of both; see `journal`.
         beyond_prefill_ms: mean time to first token, less the mean queue and prefill.
         descriptors_per_transfer, bytes_per_transfer, post_ms, transfer_ms: means.
         reserved_block_seconds: per request.
@@ -91,8 +99,10 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     prompt_tokens: int
     output_tokens: int
+    mean_prompt_tokens: float
     memory: str
     prefix_hit: float
+    cached_share: float | None
     repetitions: int
     requests: int
     failed: int
@@ -172,6 +182,7 @@ def summarise_cell(
     cell, mode = repetitions[0].cell, repetitions[0].mode
     records = [record for each in repetitions for record in each.records]
     engines = engine_figures(repetitions)
+    prompt, answer = (_mean_tokens(records, name) for name in ("prompt_tokens", "output_tokens"))
     speed = _median(_requests_per_second(each.records) for each in repetitions)
     cost = None
     if price_per_gpu_hour is not None and speed and repetitions[0].num_engines:
@@ -179,6 +190,8 @@ def summarise_cell(
     return CellSummary(
         mode=mode,
         **_place(cell),
+        output_tokens=cell.output_tokens or round(answer),
+        mean_prompt_tokens=prompt,
         repetitions=len(repetitions),
         requests=len(records),
         failed=sum(record.error is not None for record in records),
@@ -199,9 +212,9 @@ def summarise_cell(
         **_engine_fields(engines, records),
         stall=_stall(repetitions, engines),
         requests_per_second=speed or 0.0,
-        output_tokens_per_second=(speed or 0.0) * cell.output_tokens,
+        output_tokens_per_second=(speed or 0.0) * answer,
         cost_per_request=cost,
-        cost_per_million_tokens=cost / (cell.prompt_tokens + cell.output_tokens) * 1e6 if cost is not None else None,
+        cost_per_million_tokens=cost / (prompt + answer) * 1e6 if cost is not None else None,
         idle_share=_median(each.idle_share for each in repetitions),
         warnings=sorted({warning for each in repetitions for warning in each.warnings}),
     )
@@ -224,18 +237,19 @@ def ratios_of(
     found = []
     for metric in metrics:
         estimates = paired_ratio(samples_of(above, metric), samples_of(below, metric)) if both else None
-        for percentile, estimate in zip(PERCENTILES, estimates or (), strict=False):
-            found.append(
-                Ratio(
-                    mode=mode[0].mode,
-                    baseline=baseline[0].mode,
-                    group=mode[0].cell.group,
-                    cell=mode[0].cell.name,
-                    metric=metric,
-                    percentile=percentile,
-                    **msgspec.structs.asdict(estimate),
-                )
+        found += [
+            Ratio(
+                mode=mode[0].mode,
+                baseline=baseline[0].mode,
+                group=mode[0].cell.group,
+                cell=mode[0].cell.name,
+                metric=metric,
+                percentile=percentile,
+                **msgspec.structs.asdict(estimate),
             )
+            for percentile, estimate in zip(PERCENTILES, estimates or (), strict=False)
+            if estimate is not None
+        ]
     return found
 
 
@@ -245,9 +259,8 @@ def _place(cell: Cell) -> dict[str, Any]:
         "cell": cell.name,
         "rate": cell.rate,
         "prompt_tokens": cell.prompt_tokens,
-        "output_tokens": cell.output_tokens,
         "memory": str(cell.memory),
-        "prefix_hit": cell.shared_tokens / cell.prompt_tokens,
+        "prefix_hit": cell.shared_tokens / cell.prompt_tokens if cell.shared_tokens else 0.0,
     }
 
 
@@ -257,6 +270,7 @@ def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> 
     breakdown = engines.breakdown(float(np.mean(ttfts))) if ttfts else None
     beyond = breakdown.transfer + breakdown.first_step + breakdown.rest if breakdown is not None else None
     return {
+        "cached_share": engines.cached_share,
         "beyond_prefill_ms": beyond,
         "breakdown_ms": breakdown,
         "descriptors_per_transfer": engines.descriptors_per_transfer,
@@ -297,7 +311,8 @@ def _figures(samples: Samples) -> Figures | None:
     if estimates is None:
         return None
     p50, p95, p99 = estimates
-    return Figures(p50.value, p95.value, p99.value, _interval(p50), _interval(p95), _interval(p99))
+    assert p50 is not None, "the median is always there"
+    return Figures(p50.value, _value(p95), _value(p99), (p50.low, p50.high), _interval(p95), _interval(p99))
 
 
 def _gaps(repetitions: Sequence[MeasuredCell]) -> Gaps | None:
@@ -306,8 +321,18 @@ def _gaps(repetitions: Sequence[MeasuredCell]) -> Gaps | None:
     return Gaps(*(float(each) for each in np.median(known, axis=0))) if known else None
 
 
-def _interval(estimate: Estimate) -> tuple[float, float]:
-    return estimate.low, estimate.high
+def _value(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value
+
+
+def _interval(estimate: Estimate | None) -> tuple[float, float] | None:
+    return None if estimate is None else (estimate.low, estimate.high)
+
+
+def _mean_tokens(records: Sequence[RequestRecord], name: str) -> float:
+    """Over the requests that succeeded; 0 if none did."""
+    counts = [getattr(record, name) for record in records if record.has_succeeded]
+    return float(np.mean(counts)) if counts else 0.0
 
 
 def _succeeded(cell: MeasuredCell) -> list[RequestRecord]:

@@ -1,13 +1,15 @@
 """The project's own targets for a comparison, computed from its cells. Pure.
 
-A target that was not measured says so; one that was missed is reported as missed. A mode that lost transfers in a cell
-was not measured there: to be faster than a handoff that does not work is nothing.
+A target that was not measured says so; one that was missed is reported as missed, with where the time went. A mode that
+lost transfers in a cell was not measured there: to be faster than a handoff that does not work is nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from kvberth.bench.statistics import LEAST_IDLE_SHARE
 from kvberth.compare.modes import Mode, say
 from kvberth.compare.summary import CellSummary, Ratio
 
@@ -15,11 +17,9 @@ __all__ = ["Target", "targets_of"]
 
 _LONG, _SHORT = 16384, 1024
 _PULLS = (Mode.VLLM_PULL, Mode.VLLM_PULL_INLINE)
-_VLLM = {
-    Mode.VLLM_PULL: _PULLS,
-    Mode.VLLM_PUSH: (Mode.VLLM_PUSH, Mode.VLLM_PUSH_INLINE),
-}
+_PUSHES = (Mode.VLLM_PUSH, Mode.VLLM_PUSH_INLINE)
 _INLINE = (Mode.VLLM_PULL_INLINE, Mode.VLLM_PULL)
+_GRID, _CHUNKS = "grid", "chunks-4096"
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         unit: of both; empty for a ratio.
         met: None if it was not measured.
         note: what a reader must know to judge it.
+        reason: of one that was missed, what the figures say of why.
     """
 
     id: str
@@ -44,139 +45,169 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     met: bool | None
     note: str = ""
+    reason: str = ""
 
 
-Ratios = Mapping[tuple[str, str, str, str, str, int], Ratio]
-"""By group, cell, mode, baseline, metric and percentile."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a target is read: a cell, in words and by its names."""
+
+    words: str
+    group: str
+    cell: str
+
+
+_LIGHT = _Place("1k at 1/s", _GRID, f"{_SHORT}@1")
+_ALONE = _Place("16k at 1/s", _GRID, f"{_LONG}@1")
+_MIDDLE = _Place("16k at 4/s", _GRID, f"{_LONG}@4")
+_HEAVY = _Place("16k at 8/s", _GRID, f"{_LONG}@8")
+_CHUNKED = _Place("16k at 8/s, chunks of 4,096", _CHUNKS, f"{_LONG}@8")
+
+_Figures = Mapping[tuple[str, str, str], CellSummary]
+"""By group, cell and mode."""
 
 
 def targets_of(cells: Sequence[CellSummary], ratios: Sequence[Ratio]) -> list[Target]:
     """All targets that a comparison can tell, met or not."""
-    broken = {(each.group, each.cell, each.mode) for each in cells if each.has_lost_transfers}
-    table = {
-        (each.group, each.cell, each.mode, each.baseline, each.metric, each.percentile): each
-        for each in ratios
-        if not broken & {(each.group, each.cell, each.mode), (each.group, each.cell, each.baseline)}
-    }
+    sound = {(each.group, each.cell, each.mode): each for each in cells if not each.has_lost_transfers}
+    telling = _Telling(sound, ratios)
+    push = Mode.PUSH
     return [
-        *_against_vllm("T1", "TTFT p50, 16k at 4/s", table, ("grid", f"{_LONG}@4"), "ttft_ms", 50, (0.58, 0.60)),
-        *_against_vllm(
-            "T2",
-            "TTFT p95, 16k at 8/s, chunks of 4,096",
-            table,
-            ("chunks-4096", f"{_LONG}@8"),
-            "ttft_ms",
-            95,
-            (0.60, 0.50),
-        ),
-        *_ratios("T3", "TPOT p50, 16k at 8/s", table, ("grid", f"{_LONG}@8"), "tpot_ms", 50, Mode.PUSH, _INLINE, 0.55),
-        _undisturbed(cells),
-        _to_first_token(cells),
-        _stalls(cells),
-        *_ratios("T10", "TTFT p50, 1k at 1/s", table, ("grid", f"{_SHORT}@1"), "ttft_ms", 50, Mode.PUSH, _PULLS, 1.0),
-        *_ratios("T11", "TTFT p50, 16k at 8/s", table, ("grid", f"{_LONG}@8"), "ttft_ms", 50, Mode.PULL, _PULLS, 0.95),
-        *_ratios("T11", "TPOT p50, 16k at 8/s", table, ("grid", f"{_LONG}@8"), "tpot_ms", 50, Mode.PULL, _INLINE, 0.60),
+        *telling.ratios("T1", _MIDDLE, "ttft_ms", 50, push, _PULLS, 0.58),
+        *telling.ratios("T1", _MIDDLE, "ttft_ms", 50, push, _PUSHES, 0.60),
+        *telling.ratios("T2", _CHUNKED, "ttft_ms", 95, push, _PULLS, 0.60),
+        *telling.ratios("T2", _CHUNKED, "ttft_ms", 95, push, _PUSHES, 0.50),
+        *telling.ratios("T3", _HEAVY, "tpot_ms", 50, push, _INLINE, 0.55),
+        *telling.ratios("T4", _HEAVY, "tpot_ms", 50, push, (Mode.DECODE_ONLY,), 1.02, note=_LOAD_ALONE),
+        _to_first_token(sound),
+        _stalls(sound),
+        *telling.ratios("T10", _LIGHT, "ttft_ms", 50, push, _PULLS, 1.0),
+        *telling.ratios("T11", _HEAVY, "ttft_ms", 50, Mode.PULL, _PULLS, 0.95),
+        *telling.ratios("T11", _HEAVY, "tpot_ms", 50, Mode.PULL, _INLINE, 0.60),
     ]
 
 
-def _against_vllm(
-    id_: str,
-    name: str,
-    table: Ratios,
-    place: tuple[str, str],
-    metric: str,
-    percentile: int,
-    limits: tuple[float, float],
-) -> list[Target]:
-    """Push over vLLM's pull and over vLLM's push, each with both ways of posting."""
-    found = []
-    for baselines, limit in zip(_VLLM.values(), limits, strict=True):
-        found += _ratios(id_, name, table, place, metric, percentile, Mode.PUSH, baselines, limit)
-    return found
+_LOAD_ALONE = "the load without transfers: one engine that has each prompt but for its last block in its prefix cache"
 
 
-def _ratios(
-    id_: str,
-    name: str,
-    table: Ratios,
-    place: tuple[str, str],
-    metric: str,
-    percentile: int,
-    mode: Mode,
-    baselines: Sequence[Mode],
-    limit: float,
-) -> list[Target]:
-    """A line for each of the baselines that was measured, or one that says that none was."""
-    found = []
-    for baseline in baselines:
-        ratio = table.get((*place, mode, baseline, metric, percentile))
-        if ratio is not None:
+class _Telling:
+    """Ratios of two modes as targets."""
+
+    def __init__(self, cells: _Figures, ratios: Sequence[Ratio]) -> None:
+        self._cells = cells
+        self._ratios = {
+            (each.group, each.cell, each.mode, each.baseline, each.metric, each.percentile): each for each in ratios
+        }
+
+    def ratios(
+        self,
+        id_: str,
+        place: _Place,
+        metric: str,
+        percentile: int,
+        mode: Mode,
+        baselines: Sequence[Mode],
+        limit: float,
+        note: str = "",
+    ) -> list[Target]:
+        """A line for each of the baselines that was measured, or one that says that none was."""
+        title = f"{metric.partition('_')[0].upper()} p{percentile}, {place.words}: {say(mode)}"
+        found = []
+        for baseline in baselines:
+            ratio = self._ratios.get((place.group, place.cell, mode, baseline, metric, percentile))
+            own = self._cells.get((place.group, place.cell, mode))
+            other = self._cells.get((place.group, place.cell, baseline))
+            if ratio is None or own is None or (other is None and baseline != Mode.DECODE_ONLY):
+                continue
+            is_met = ratio.value <= limit
             found.append(
                 Target(
                     id=id_,
-                    name=f"{name}: {say(mode)} / {say(baseline)}",
+                    name=f"{title} / {say(baseline)}",
                     value=ratio.value,
                     interval=(ratio.low, ratio.high),
                     target=limit,
-                    met=ratio.value <= limit,
+                    met=is_met,
+                    note=note,
+                    reason="" if is_met else _where_it_went(metric, own, other),
                 )
             )
-    return found or [_not_measured(id_, f"{name}: {say(mode)} / {say(baselines[0])}", limit)]
+        return found or [_not_measured(id_, f"{title} / {say(baselines[0])}", limit)]
 
 
-def _undisturbed(cells: Sequence[CellSummary]) -> Target:
-    name, limit = "TPOT p50, 16k at 8/s: kvberth push / the same decode load without transfers", 1.02
-    push = _cell(cells, "grid", f"{_LONG}@8", Mode.PUSH)
-    alone = _cell(cells, "decode-only", f"{_LONG}@8-hit", Mode.DECODE_ONLY)
-    if push is None or alone is None or push.tpot_ms is None or alone.tpot_ms is None:
-        return _not_measured("T4", name, limit)
-    value = push.tpot_ms.p50 / alone.tpot_ms.p50
-    return Target(
-        id="T4",
-        name=name,
-        value=value,
-        target=limit,
-        met=value <= limit,
-        note="the load without transfers: one engine that has each prompt but for its last block in its prefix cache",
-    )
-
-
-def _to_first_token(cells: Sequence[CellSummary]) -> Target:
-    name, limit = "the prefill worker's answer to the decode worker's first token, 16k at 1/s, p50", 15.0
-    push = _cell(cells, "grid", f"{_LONG}@1", Mode.PUSH)
+def _to_first_token(cells: _Figures) -> Target:
+    name, limit = f"end of P's last forward pass to D's first token, {_ALONE.words}, p50", 15.0
+    push = cells.get((_ALONE.group, _ALONE.cell, Mode.PUSH))
     if push is None or push.handoff_ms is None:
         return _not_measured("T5", name, limit, "ms")
+    value, is_met = push.handoff_ms.p50, push.handoff_ms.p50 <= limit
     return Target(
         id="T5",
         name=name,
-        value=push.handoff_ms.p50,
+        value=value,
         interval=push.handoff_ms.p50_interval,
         target=limit,
         unit="ms",
-        met=push.handoff_ms.p50 <= limit,
-        note="as the router sees both; the prefill worker's answer leaves it some ms after its last forward pass",
+        met=is_met,
+        note="as the router hears of both: of the end from P's connector, of the token from D's stream",
+        reason="" if is_met else _where_it_went("ttft_ms", push),
     )
 
 
-def _stalls(cells: Sequence[CellSummary]) -> Target:
-    name = "longest gap between tokens beside somebody else's transfer beyond a decode step, 16k at 8/s, p99"
-    push = _cell(cells, "grid", f"{_LONG}@8", Mode.PUSH)
+def _stalls(cells: _Figures) -> Target:
+    name = f"longest gap between tokens beside somebody else's transfer beyond a decode step, {_HEAVY.words}, p99"
+    push = cells.get((_HEAVY.group, _HEAVY.cell, Mode.PUSH))
     if push is None or push.stall is None:
         return _not_measured("T6", name, 1.0, "steps")
+    stall = push.stall
+    is_met = stall.p99_steps <= 1.0
     return Target(
         id="T6",
         name=name,
-        value=push.stall.p99_steps,
+        value=stall.p99_steps,
         target=1.0,
         unit="steps",
-        met=push.stall.p99_steps <= 1.0,
-        note=f"a step is {push.stall.step_ms:.1f} ms; as a client sees the gaps, so a busy machine shows in them",
+        met=is_met,
+        note=f"a step is {stall.step_ms:.1f} ms; as a client sees the gaps beside {stall.transfers} transfers, so a "
+        "busy machine shows in them",
+        reason="" if is_met else _join([f"half of these gaps are {stall.p50_ms:.1f} ms or less", *_busy(push)]),
     )
+
+
+def _where_it_went(metric: str, own: CellSummary, other: CellSummary | None = None) -> str:
+    """What the figures of the cells say of their difference: no more than that."""
+    both = [own] if other is None else [own, other]
+    if metric == "ttft_ms":
+        said = [_first_token(each) for each in both]
+    else:
+        said = [
+            f"{say(each.mode)}: {each.tpot_ms.p50:.2f} ms; beside a transfer gaps are {each.stall.p50_ms:.1f} ms "
+            f"(p50) and {each.stall.p99_ms:.1f} (p99)"
+            for each in both
+            if each.tpot_ms is not None and each.stall is not None
+        ]
+    return _join([*filter(None, said), *(words for each in both for words in _busy(each))])
+
+
+def _first_token(cell: CellSummary) -> str:
+    parts = cell.breakdown_ms
+    if parts is None:
+        return ""
+    return (
+        f"{say(cell.mode)}, means in ms: queue {parts.queue:.0f}, prefill {parts.prefill:.0f}, transfer behind it "
+        f"{parts.transfer:.0f}, first step {parts.first_step:.0f}, rest {parts.rest:.0f}"
+    )
+
+
+def _busy(cell: CellSummary) -> list[str]:
+    if cell.idle_share is None or cell.idle_share >= LEAST_IDLE_SHARE:
+        return []
+    return [f"only {cell.idle_share:.0%} of the machine was idle with {say(cell.mode)}"]
+
+
+def _join(said: Iterable[str]) -> str:
+    return "; ".join(said)
 
 
 def _not_measured(id_: str, name: str, limit: float, unit: str = "") -> Target:
     return Target(id=id_, name=name, value=None, target=limit, unit=unit, met=None, note="not measured")
-
-
-def _cell(cells: Sequence[CellSummary], group: str, cell: str, mode: Mode) -> CellSummary | None:
-    return next((each for each in cells if (each.group, each.cell, each.mode) == (group, cell, mode)), None)

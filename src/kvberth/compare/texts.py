@@ -10,11 +10,12 @@ from rich.table import Table
 
 from kvberth.compare.comparison import Comparison
 from kvberth.compare.modes import say
-from kvberth.compare.plan import tokens
+from kvberth.compare.plan import planned_seconds, prompts_of, runs
+from kvberth.compare.settings import CompareSettings
 from kvberth.compare.summary import CellSummary, Figures
 from kvberth.compare.targets import Target
 
-__all__ = ["cell_title", "is_doubtful", "say_target", "to_csv", "to_markdown", "to_tables"]
+__all__ = ["cell_title", "is_doubtful", "plan_table", "say_plan", "say_target", "to_csv", "to_markdown", "to_tables"]
 
 _HEADERS = (
     "mode",
@@ -42,6 +43,9 @@ def to_markdown(comparison: Comparison) -> str:
         lines += [_row(_fields(cell)) for cell in cells]
     lines += ["", "## Targets", "", _row(("id", "figure", "value", "target", "met")), _row(["---"] * 5)]
     lines += [_row(say_target(target)) for target in comparison.targets]
+    if missed := [target for target in comparison.targets if target.reason]:
+        lines += ["", "Missed:", ""]
+        lines += [f"* {target.id}, {target.name}: {target.reason}" for target in missed]
     if comparison.missing:
         lines += ["", "## Missing", ""]
         lines += [
@@ -82,6 +86,31 @@ def to_tables(comparison: Comparison) -> list[Table]:
     return found
 
 
+def say_plan(settings: CompareSettings) -> str:
+    """How long a comparison will take, in one line."""
+    planned = runs(settings)
+    seconds = sum(planned_seconds(settings, run, run.cells) for run in planned)
+    clusters = "" if settings.attach else f" on {len(planned)} clusters, one at a time"
+    return f"{sum(len(run.cells) for run in planned)} cells{clusters}, about {seconds / 60:.0f} min"
+
+
+def plan_table(settings: CompareSettings) -> Table:
+    """What will be measured, by group and mode, for a terminal."""
+    table = Table("group", "mode", "cells", "requests", "min", title="Each repetition", title_justify="left")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in runs(settings):
+        if run.repetition == 0:
+            sums = found.setdefault((run.group.name, run.mode), [0, 0, 0])
+            sums[0] += len(run.cells)
+            sums[1] += sum(cell.requests for cell in run.cells)
+            sums[2] += planned_seconds(settings, run, run.cells) / 60
+    for (group, mode), (cells, requests, minutes) in found.items():
+        table.add_row(group, mode, f"{cells:.0f}", f"{requests:,.0f}", f"{minutes:.1f}")
+    return table
+
+
 def say_target(target: Target) -> tuple[str, str, str, str, str]:
     """Its id, name, value, limit, and whether it is met."""
     unit = f" {target.unit}" if target.unit else ""
@@ -101,7 +130,7 @@ def is_doubtful(cell: CellSummary) -> bool:
 
 def cell_title(cell: CellSummary) -> str:
     """For people; the same for all modes."""
-    title = f"{tokens(cell.prompt_tokens)} prompts at {cell.rate:g} requests/s"
+    title = f"{prompts_of(cell.prompt_tokens)} at {cell.rate:g} requests/s"
     if cell.group == "chunks-4096":
         title += ", prefill in chunks of 4,096"
     if cell.group == "prefix-caching":

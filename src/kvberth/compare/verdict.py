@@ -1,6 +1,7 @@
 """What the figures mean, in words for somebody who has to decide. Pure.
 
 A difference is one only if its interval excludes 1 and it is more than 3%; otherwise the words are "no difference".
+The decode load alone is a reference and no way to serve: no words are about it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +10,13 @@ import msgspec
 
 from kvberth.bench.statistics import LEAST_IDLE_SHARE
 from kvberth.compare.modes import say
-from kvberth.compare.plan import tokens
+from kvberth.compare.plan import load_of, prompts_of
 from kvberth.compare.summary import CellSummary, Figures, Ratio
 
-__all__ = ["Bend", "Verdict", "bends_of", "verdict_of"]
+__all__ = ["Bend", "Verdict", "bends_of", "known_percentile", "verdict_of"]
 
 _BEND = 2.0
-"""A mode's curve bends where the p95 of TTFT is so many times that of its lowest rate."""
+"""A mode's curve bends where TTFT is so many times that of its lowest rate: its p95, or its p50 if that is all."""
 
 
 class Bend(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,18 +62,25 @@ def bends_of(cells: Iterable[CellSummary]) -> list[Bend]:
 
 
 def _bend(mode: str, prompt_tokens: int, curve: Sequence[CellSummary]) -> Bend:
-    floor = curve[0].ttft_ms.p95 if curve[0].ttft_ms is not None else None
+    name = known_percentile(curve)
+    floor = getattr(curve[0].ttft_ms, name, None)
     last_good = None
     for cell in curve:
         why = ""
+        value = getattr(cell.ttft_ms, name, None)
         if cell.failed:
             why = f"{cell.failed} of {cell.requests} requests failed"
-        elif floor is not None and cell.ttft_ms is not None and cell.ttft_ms.p95 > _BEND * floor:
-            why = f"the p95 of TTFT is {cell.ttft_ms.p95 / floor:.1f} times that at {curve[0].rate:g}/s"
+        elif floor is not None and value is not None and value > _BEND * floor:
+            why = f"the {name} of TTFT is {value / floor:.1f} times that at {curve[0].rate:g}/s"
         if why:
             return Bend(mode=mode, prompt_tokens=prompt_tokens, rate=cell.rate, last_good_rate=last_good, why=why)
         last_good = cell.rate
     return Bend(mode=mode, prompt_tokens=prompt_tokens, rate=None, last_good_rate=last_good)
+
+
+def known_percentile(cells: Iterable[CellSummary]) -> str:
+    """`p95` of TTFT if all of these have it, or else `p50`."""
+    return "p95" if all(cell.ttft_ms is None or cell.ttft_ms.p95 is not None for cell in cells) else "p50"
 
 
 def verdict_of(cells: Sequence[CellSummary], ratios: Sequence[Ratio], bends: Sequence[Bend]) -> Verdict:
@@ -80,8 +88,8 @@ def verdict_of(cells: Sequence[CellSummary], ratios: Sequence[Ratio], bends: Seq
     grid = [cell for cell in cells if cell.group == "grid"]
     if not grid:
         return Verdict(headline="Nothing was measured to its end.", points=[], doubts=[])
-    heavy = max(grid, key=lambda cell: (cell.rate * cell.prompt_tokens, cell.prompt_tokens)).cell
-    light = min(grid, key=lambda cell: (cell.rate * cell.prompt_tokens, cell.prompt_tokens)).cell
+    heavy = max(grid, key=lambda cell: load_of(cell.rate, cell.prompt_tokens)).cell
+    light = min(grid, key=lambda cell: load_of(cell.rate, cell.prompt_tokens)).cell
     loads = {"At the lightest load": light, "At the heaviest load": heavy} if heavy != light else {"Here": heavy}
     points = [_compare_in(name, where, grid, ratios) for where, name in loads.items()]
     points += _bend_words(bends)
@@ -99,7 +107,7 @@ def _headline(heavy: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) 
     if best is None:
         return "No mode answered at the heaviest load."
     everyone = [cell.mode for cell in _at(heavy, grid) if not cell.has_lost_transfers]
-    place = f"{tokens(best.prompt_tokens)} prompts at {best.rate:g} requests/s"
+    place = f"{prompts_of(best.prompt_tokens)} at {best.rate:g} requests/s"
     if len(everyone) == 1:
         return f"Only {say(best.mode)} was measured; there is nothing to compare it with."
     return _winner(place, len(everyone), *(_leaders(heavy, metric, grid, ratios) for metric in ("ttft_ms", "tpot_ms")))
@@ -145,7 +153,7 @@ def _compare_in(name: str, where: str, grid: Sequence[CellSummary], ratios: Sequ
     ]
     if not others:
         return ""
-    place = f"{where} ({tokens(best.prompt_tokens)} prompts, {best.rate:g}/s)"
+    place = f"{where} ({prompts_of(best.prompt_tokens)}, {best.rate:g}/s)"
     apart = [cell for cell in others if _differs(best.mode, cell.mode, name, ratios)]
     if not apart:
         words = f"{place} first tokens come equally soon in all modes, in about {best.ttft_ms.p50:,.0f} ms"
@@ -171,7 +179,7 @@ def _bend_words(bends: Sequence[Bend]) -> list[str]:
     for bend in bends:
         if bend.rate is not None:
             found.setdefault(bend.mode, []).append(
-                f"with {tokens(bend.prompt_tokens)} prompts from {bend.rate:g}/s on ({bend.why})"
+                f"with {prompts_of(bend.prompt_tokens)} from {bend.rate:g}/s on ({bend.why})"
             )
     words = [f"{say(mode)} does not keep pace {', '.join(where)}." for mode, where in found.items()]
     return words or ["All modes keep their pace at all rates that were measured: no curve bends."]

@@ -9,14 +9,14 @@ import kvberth
 from kvberth.compare.comparison import Comparison
 from kvberth.compare.gaps import streams, windows
 from kvberth.compare.modes import Mode, explain, say
-from kvberth.compare.plan import tokens
+from kvberth.compare.plan import load_of, prompts_of, tokens
 from kvberth.compare.report import plots
 from kvberth.compare.report.palette import Look, looks
 from kvberth.compare.report.switching import before_you_switch
 from kvberth.compare.store import MeasuredCell
 from kvberth.compare.summary import CellSummary, Figures, Ratio
 from kvberth.compare.texts import cell_title, is_doubtful, say_target
-from kvberth.compare.verdict import Bend
+from kvberth.compare.verdict import Bend, known_percentile
 
 __all__ = ["to_html"]
 
@@ -61,61 +61,60 @@ def to_html(comparison: Comparison, measured: Sequence[MeasuredCell] = ()) -> st
         strips=_strips(grid, measured, drawn),
         heaviest=_extreme(grid, max),
         tables=_tables(comparison.cells),
+        has_caches=any(cell.cached_share is not None for cell in comparison.cells),
         has_costs=any(cell.cost_per_request is not None for cell in grid),
-        targets=[(*say_target(target), target.note) for target in comparison.targets],
+        targets=[(*say_target(target), target.note, target.reason) for target in comparison.targets],
         before_you_switch=before_you_switch(comparison),
     )
 
 
 def _extreme(grid: Sequence[CellSummary], pick: Any) -> str | None:
     """The name of the heaviest or the lightest cell."""
-    chosen = pick(grid, key=lambda cell: (cell.rate * cell.prompt_tokens, cell.prompt_tokens), default=None)
+    chosen = pick(grid, key=lambda cell: load_of(cell.rate, cell.prompt_tokens), default=None)
     return chosen.cell if chosen is not None else None
 
 
 def _heat_maps(comparison: Comparison, grid: Sequence[CellSummary]) -> list[dict[str, Any]]:
     """The first mode over each of the others: for each of these a map for TTFT and one for TPOT."""
     modes = list(dict.fromkeys(cell.mode for cell in grid))
-    if len(modes) < 2:
-        return []
-    by_mode = {(cell.mode, cell.cell): cell for cell in grid}
+    by_place = {(cell.mode, cell.prompt_tokens, cell.rate): cell for cell in grid}
     table = {
         (ratio.baseline, ratio.cell, ratio.metric): ratio
         for ratio in comparison.ratios
         if ratio.group == "grid" and ratio.mode == modes[0] and ratio.percentile == 50
     }
-    rates = sorted({cell.rate for cell in grid})
-    prompts = sorted({cell.prompt_tokens for cell in grid})
-    return [
-        {
-            "mode": modes[0],
-            "baseline": baseline,
-            "rates": rates,
-            "maps": [
-                (
-                    title,
-                    [
-                        (
-                            tokens(prompt),
-                            [
-                                _heat(
-                                    table.get((baseline, f"{prompt}@{rate:g}", metric)),
-                                    by_mode.get((modes[0], f"{prompt}@{rate:g}")),
-                                    by_mode.get((baseline, f"{prompt}@{rate:g}")),
-                                    metric,
-                                    digits,
-                                )
-                                for rate in rates
-                            ],
-                        )
-                        for prompt in prompts
-                    ],
-                )
-                for metric, title, digits in (("ttft_ms", "TTFT p50", 0), ("tpot_ms", "TPOT p50", 1))
-            ],
-        }
-        for baseline in modes[1:]
-    ]
+
+    def heat(baseline: str, prompt: int, rate: float, metric: str, digits: int) -> dict[str, Any] | None:
+        own, other = (by_place.get((mode, prompt, rate)) for mode in (modes[0], baseline))
+        return _heat(table.get((baseline, own.cell, metric)) if own else None, own, other, metric, digits)
+
+    maps = []
+    for baseline in modes[1:]:
+        # Some modes are measured in some of the cells only.
+        of_mode = [cell for cell in grid if cell.mode == baseline]
+        rates = sorted({cell.rate for cell in of_mode})
+        prompts = sorted({cell.prompt_tokens for cell in of_mode})
+        maps.append(
+            {
+                "mode": modes[0],
+                "baseline": baseline,
+                "rates": rates,
+                "maps": [
+                    (
+                        title,
+                        [
+                            (
+                                tokens(prompt) if prompt else "trace",
+                                [heat(baseline, prompt, rate, metric, digits) for rate in rates],
+                            )
+                            for prompt in prompts
+                        ],
+                    )
+                    for metric, title, digits in (("ttft_ms", "TTFT p50", 0), ("tpot_ms", "TPOT p50", 1))
+                ],
+            }
+        )
+    return maps
 
 
 def _heat(
@@ -141,21 +140,24 @@ def _heat(
 
 
 def _curves(grid: Sequence[CellSummary], bends: Sequence[Bend], drawn: Mapping[str, Look]) -> list[str]:
-    """TTFT p95 and TPOT p50 over the rate, for each prompt length; nothing where there is one rate only."""
+    """TTFT and TPOT over the rate, for each prompt length; nothing where there is one rate only."""
     if len({cell.rate for cell in grid}) < 2:
         return []
     found = []
-    for metric, percentile, title in (("ttft_ms", "p95", "TTFT p95"), ("tpot_ms", "p50", "TPOT p50")):
+    for metric in ("ttft_ms", "tpot_ms"):
         for prompt in sorted({cell.prompt_tokens for cell in grid}):
+            cells = [cell for cell in grid if cell.prompt_tokens == prompt]
+            percentile = known_percentile(cells) if metric == "ttft_ms" else "p50"
             curves: dict[str, list[tuple[float, float, float, float]]] = {}
-            for cell in grid:
+            for cell in cells:
                 figures: Figures | None = getattr(cell, metric)
-                if cell.prompt_tokens == prompt and figures is not None:
+                if figures is not None:
                     interval = getattr(figures, f"{percentile}_interval")
                     curves.setdefault(cell.mode, []).append((cell.rate, getattr(figures, percentile), *interval))
             if curves:
                 of_length = [bend for bend in bends if bend.prompt_tokens == prompt] if metric == "ttft_ms" else []
-                found.append(plots.metric_by_rate(f"{title}, {tokens(prompt)} prompts", "ms", curves, drawn, of_length))
+                title = f"{metric.partition('_')[0].upper()} {percentile}, {prompts_of(prompt)}"
+                found.append(plots.metric_by_rate(title, "ms", curves, drawn, of_length))
     return found
 
 
