@@ -125,11 +125,17 @@ def _soak(
     seconds: float, seed: int, folder: Path, console: Console, json_file: Path | None, markdown_file: Path | None
 ) -> bool:
     """The long run; returns whether it has passed."""
-    from kvberth.drills import soak, soak_page  # noqa: PLC0415
+    from kvberth.drills import report_of, soak, soak_page  # noqa: PLC0415
 
-    report = asyncio.run(
-        soak(seconds, seed=seed, run_dir=folder, console=console, on_row=lambda row: _print_row(console, row))
-    )
+    rows: list[DrillRow] = []
+
+    def keep(row: "DrillRow") -> None:
+        """What there is of a run that is stopped."""
+        rows.append(row)
+        _print_row(console, row)
+        _write(json_file, lambda: _as_json(report_of(rows)))
+
+    report = asyncio.run(soak(seconds, seed=seed, run_dir=folder, console=console, on_row=keep))
     _write(json_file, lambda: _as_json(report))
     _write(markdown_file, lambda: soak_page(report).encode())
     _print_memory(report)

@@ -127,7 +127,7 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
             # It is healthy and has said who it is: that its load cannot be read is no reason to do without it.
             _forget_stale_load(engine)
             if isinstance(error, TimeoutError):
-                await _is_well(session, engine, engine.heard_at)
+                await _is_well(session, engine, time.monotonic() - patience)
         else:
             engine.mark_unready(_why(error))
         return
