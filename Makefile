@@ -36,10 +36,13 @@ check: env browser ## format, lint, types and the fast tests
 soak-protocol: env ## random walks of the handoff, for a quarter of an hour; KVBERTH_SOAK_EXAMPLES says how many
 	KVBERTH_SOAK_EXAMPLES=$${KVBERTH_SOAK_EXAMPLES:-20000} $(BIN)/python -m pytest --timeout 0 tests/protocol/test_random_walks.py
 
-drills: env ## break a cluster in every way, 25 times each (hours); DRILL_ROUNDS says how often
-	$(BIN)/python -m kvberth faults --repeat $${DRILL_ROUNDS:-25} --json logs/drills.json --markdown logs/drills.md
+drills: env ## break a cluster in every way, 25 times each; an hour at a time (DRILL_MINUTES), again to go on
+	@mkdir -p logs
+	$(BIN)/python -m kvberth faults --repeat $${DRILL_ROUNDS:-25} --minutes $${DRILL_MINUTES:-60} --resume \
+		--json logs/drills.json --markdown logs/drills.md
 
 soak: env ## a fault a minute under load, for an hour; SOAK_SECONDS says for how long
+	@mkdir -p logs
 	$(BIN)/python -m kvberth faults --soak $${SOAK_SECONDS:-3600} --json logs/soak.json --markdown logs/soak.md
 
 e2e: env ## the tests that start real engines

@@ -11,22 +11,28 @@ from kvberth.launch import LaunchError
 
 @pytest.fixture
 def rounds(monkeypatch):
-    """In place of `run_drills`: what it was called with, and which of the drills fail."""
+    """In place of `run_drills`: what it was called with, which of the drills fail, and how many there is time for."""
 
     class Rounds:
         def __init__(self):
-            self.failing, self.error = set(), None
+            self.failing, self.error, self.most = set(), None, 10_000
 
-        async def __call__(self, drills, *, on_row, **arguments):
-            self.names, self.arguments = [each.name for each in drills], arguments
+        async def __call__(self, turns, *, on_row, **arguments):
+            self.turns, self.arguments = turns, arguments
             if self.error is not None:
                 raise self.error
-            rows = []
-            for drill in drills:
-                problems = ["it broke"] if drill.name in self.failing else []
-                rows.append(DrillRow(drill=drill.name, round=1, seed=0, requests=3, right=3, problems=problems))
-                on_row(rows)
-            return report_of(rows)
+            for turn in turns[: self.most]:
+                problems = ["it broke"] if turn.drill.name in self.failing else []
+                on_row(
+                    DrillRow(
+                        drill=turn.drill.name, round=turn.round, seed=turn.seed, requests=3, right=3, problems=problems
+                    )
+                )
+            return max(0, len(turns) - self.most)
+
+        @property
+        def names(self):
+            return [turn.drill.name for turn in self.turns]
 
     fake = Rounds()
     monkeypatch.setattr(kvberth.drills, "run_drills", fake)
@@ -37,21 +43,22 @@ def test_all_drills_by_default(kvberth_command, rounds):
     """Once each; passed is status 0."""
     done = kvberth_command("faults")
     assert done.exit_code == 0
-    assert rounds.names == [drill.name for drill in DRILLS]
-    assert rounds.arguments["rounds"] == 1
+    assert sorted(rounds.names) == sorted(drill.name for drill in DRILLS)
+    assert "to do of the others" in done.stderr
     assert f"{len(DRILLS)} drills, 0 failed, 0 skipped; {3 * len(DRILLS)} requests" in done.stdout
 
 
 def test_flags_choose_the_drills(kvberth_command, rounds, tmp_path):
     """Quick, or by name; rounds, seed and logs reach the runner."""
     kvberth_command("faults", "--quick")
-    assert rounds.names == list(QUICK)
+    assert sorted(rounds.names) == sorted(QUICK)
     kvberth_command(
         "faults", "--drill", "kill-decode", "--drill", "calm", "--repeat", 3, "--seed", 7, "--run-dir", tmp_path
     )
-    assert rounds.names == ["kill-decode", "calm"]
-    assert rounds.arguments["rounds"] == 3
-    assert rounds.arguments["seed"] == 7
+    assert [(turn.drill.name, turn.round, turn.seed) for turn in rounds.turns] == [
+        *(("kill-decode", number, 6 + number) for number in (1, 2, 3)),
+        *(("calm", number, 6 + number) for number in (1, 2, 3)),
+    ]
     assert rounds.arguments["run_dir"] == tmp_path
 
 
@@ -64,7 +71,43 @@ def test_a_failed_drill_is_told_and_ends_with_1(kvberth_command, rounds, tmp_pat
     report = json.loads((tmp_path / "f.json").read_text())
     assert (report["drills"], report["failed"], report["requests"], report["right"]) == (1, 1, 3, 3)
     assert report["rows"][0]["problems"] == ["it broke"]
-    assert "| calm | 1 | 3 |" in (tmp_path / "f.md").read_text()
+    assert "| calm | 1 | - | 3 |" in (tmp_path / "f.md").read_text()
+
+
+def test_a_run_goes_on_where_it_was_stopped(kvberth_command, rounds, tmp_path):
+    """In sittings, each of which says what is left; the last one's figures are those of all."""
+    rounds.most = 3
+    arguments = ("faults", "--drill", "calm", "--repeat", 5, "--minutes", 1, "--resume", "--json", tmp_path / "f.json")
+    done = kvberth_command(*arguments)
+    assert (done.exit_code, rounds.arguments["limit_seconds"]) == (0, 60)
+    assert "2 drills are left; --resume goes on" in done.stdout
+    done = kvberth_command(*arguments)
+    assert [turn.round for turn in rounds.turns] == [4, 5]
+    assert "3 done before" in done.stderr
+    report = json.loads((tmp_path / "f.json").read_text())
+    assert [row["round"] for row in report["rows"]] == [1, 2, 3, 4, 5]
+    assert report["requests"] == 15
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "text"),
+    [
+        (None, ["--resume"], "resume: needs --json"),
+        ("{}", ["--resume", "--json", "{file}"], "is not what kvberth faults writes: Object missing required field"),
+        ("", ["--resume", "--json", "{file}", "--seed", 3], "its rows are of seed 0, not 3"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_named(kvberth_command, rounds, tmp_path, content, arguments, text):
+    """Nothing is started, and the file stays."""
+    file = tmp_path / "f.json"
+    kvberth_command("faults", "--drill", "calm", "--json", file)
+    if content:
+        file.write_text(content)
+    before = file.read_bytes()
+    done = kvberth_command("faults", "--drill", "calm", *(str(each).format(file=file) for each in arguments))
+    assert done.exit_code == 2
+    assert text in " ".join(done.stderr.split())
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -96,17 +139,25 @@ def test_a_long_run_is_judged_by_its_memory_too(kvberth_command, monkeypatch, tm
     """Memory that grows fails a run of which each minute passed; the JSON has the minutes and the memory."""
 
     async def soak(seconds, *, on_row, **_):
-        rows = [DrillRow(drill="calm", round=1, seed=0, requests=3, right=3)]
-        on_row(rows)
+        row = DrillRow(drill="calm", round=1, seed=0, requests=3, right=3)
+        on_row(row)
         return SoakReport(
-            seconds=seconds, rate=7.0, capacity=10.0, drills=report_of(rows), memory=[], problems=problems
+            seconds=seconds,
+            rate=7.0,
+            capacity=10.0,
+            leaving=0.1,
+            drills=report_of([row]),
+            memory=[],
+            problems=problems,
         )
 
     monkeypatch.setattr(kvberth.drills, "soak", soak)
-    done = kvberth_command("faults", "--soak", 90, "--json", tmp_path / "soak.json")
+    files = ("--json", tmp_path / "soak.json", "--markdown", tmp_path / "soak.md")
+    done = kvberth_command("faults", "--soak", 90, *files)
     assert done.exit_code == (1 if problems else 0)
     report = json.loads((tmp_path / "soak.json").read_text())
     assert (report["seconds"], report["drills"]["requests"], report["problems"]) == (90.0, 3, problems)
+    assert all(each in (tmp_path / "soak.md").read_text() for each in ["| calm | 1 |", *problems])
 
 
 def test_drills_are_listed(kvberth_command, rounds):

@@ -28,6 +28,8 @@ def test_each_drill_makes_its_fault(drill):
         fault = drill.fault(victims, random.Random(0))  # noqa: S311
         assert callable(fault.begin)
         assert callable(fault.end)
+        assert fault.trace or drill.name == "calm"
+        assert fault.felt == 0
     assert drill.is_down or drill.notice_seconds is None
     assert drill.notice_seconds is None or drill.notice_seconds < drill.hold_seconds
     assert drill.settle_seconds in {5.0, LEASE_SECONDS + 5.0}

@@ -10,10 +10,10 @@ from kvberth.drills import DRILLS
 PAGE = (TESTS.parent / "docs" / "reliability.md").read_text()
 
 
-def table_under(title: str) -> list[list[str]]:
-    """The rows of the first table under a heading."""
-    below = PAGE.partition(f"## {title}\n")[2]
-    table = below[below.index("| ") :].partition("\n\n")[0]
+def table_under(title: str, number: int = 0) -> list[list[str]]:
+    """The rows of a table under a heading, the first one or another."""
+    below = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    table = [part for part in below.strip().split("\n\n") if part.startswith("| ")][number]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
@@ -31,12 +31,21 @@ def test_every_drill_is_explained():
     ]
 
 
-def test_the_map_names_kinds_and_drills_that_exist():
-    """The kinds are those of the page on faults."""
-    kinds = {row[0] for row in kinds_of_faults()}
-    mapped = table_under("Kinds of faults from the field, and drills")
-    assert {row[0] for row in mapped} <= kinds
-    assert len(mapped) > 15
+def test_the_map_has_every_kind_with_a_drill_or_a_test():
+    """The kinds are those of the page on faults, in its order."""
+    mapped = table_under("Kinds of faults from the field")
+    assert [row[0] for row in mapped] == [row[0] for row in kinds_of_faults()]
+    for row in mapped:
+        assert "`" in row[1] + row[2], row[0]
+
+
+def test_the_other_kinds_have_a_test_each():
+    """Five of routers and operators, six about speed, each with its source."""
+    others = table_under("Kinds of faults from the field", number=1)
+    assert len(others) == 11
+    for row in others:
+        assert "`test_" in row[1], row[0]
+        assert row[2], row[0]
 
 
 def test_every_drill_and_test_that_the_page_names_exists():
@@ -45,3 +54,10 @@ def test_every_drill_and_test_that_the_page_names_exists():
     tests = set().union(*(names_of_tests(path) for path in TESTS.rglob("test_*.py")))
     others = {"degraded"}
     assert named <= tests | {each.name for each in DRILLS} | others
+
+
+def test_the_figures_are_of_drills_that_exist():
+    """A drill that was renamed or removed leaves no figures behind."""
+    figures = table_under("Last figures")
+    assert {row[0] for row in figures} <= {each.name for each in DRILLS}
+    assert len(figures) >= 19

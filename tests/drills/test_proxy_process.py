@@ -79,7 +79,7 @@ def test_messages_are_dropped_doubled_and_corrupted(ends):
     ends.proxy.tell(Meddling(drop=1.0))
     ends.client.send(b"lost")
     assert not ends.server.poll(QUIET_MS)
-    ends.proxy.tell(Meddling(duplicate=1.0))
+    assert ends.proxy.tell(Meddling(duplicate=1.0)) == {"messages": 1, "cut": 0}
     assert ends.to_server(2) == [b"message 0", b"message 0", b"message 1", b"message 1"]
     ends.proxy.tell(Meddling(corrupt=1.0))
     (other,) = ends.to_server(1)
@@ -101,7 +101,7 @@ def test_connections_that_are_cut_are_made_anew(ends):
     """ZeroMQ does that by itself; here only that the proxy lets it."""
     assert len(ends.to_server(1)) == 1
     monitor = ends.client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    ends.proxy.tell(Meddling(cuts=True))
+    assert ends.proxy.tell(Meddling(cuts=True)) == {"messages": 0, "cut": 1}
     assert monitor.poll(PATIENCE_MS)
     ends.client.disable_monitor()
     monitor.close()

@@ -5,8 +5,18 @@ import msgspec
 from kvberth.drills.results import DrillRow, Report, report_of, table_of
 
 ROWS = [
-    DrillRow(drill="kill", round=1, seed=0, requests=10, right=9, refused=1),
-    DrillRow(drill="kill", round=2, seed=1, requests=12, right=11, wrong=1, problems=["request 3 wrong: x"]),
+    DrillRow(drill="kill", round=1, seed=0, felt=5, trace="processes gone", requests=10, right=9, refused=1),
+    DrillRow(
+        drill="kill",
+        round=2,
+        seed=1,
+        felt=2,
+        trace="processes gone",
+        requests=12,
+        right=11,
+        wrong=1,
+        problems=["request 3 wrong: x"],
+    ),
     DrillRow(drill="cut", round=1, seed=0, skipped="needs root"),
 ]
 
@@ -26,7 +36,7 @@ def test_report_survives_json():
 
 
 def test_table_has_a_line_per_drill_that_was_done():
-    """Rounds added up."""
+    """Rounds added up, and what each fault has touched in the round in which that was least."""
     head, rule, *lines = table_of(ROWS).splitlines()
     assert head.count("|") == rule.count("|") == lines[0].count("|")
-    assert lines == ["| kill | 2 | 22 | 20 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 1 |"]
+    assert lines == ["| kill | 2 | 2 processes gone | 22 | 20 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 1 |"]

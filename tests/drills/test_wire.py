@@ -36,7 +36,7 @@ def test_cut_path_is_cut_in_its_direction_only():
     wire.send(packet(A, B), 0.0)
     wire.send(packet(B, A), 0.0)
     assert [target for target, _ in received(wire, 0.0)] == [A]
-    assert wire.dropped == 1
+    assert wire.hits == {"dropped": 1, "delayed": 0}
 
 
 def test_loss_is_about_its_share():
@@ -81,7 +81,7 @@ def test_narrow_path_drops_what_it_has_no_room_for():
         wire.send(packet(A, B, 1000, number), 0.0)
     arrived = received(wire, 100.0)
     assert len(arrived) == pytest.approx(ROOM_SECONDS / 0.1, abs=1)
-    assert wire.dropped == 100 - len(arrived)
+    assert wire.hits == {"dropped": 100 - len(arrived), "delayed": len(arrived)}
 
 
 def test_new_rules_leave_what_is_under_way():

@@ -45,6 +45,7 @@ def test_fate_of_a_message(meddling, fate):
     meddler = Meddler(0)
     meddler.meddling = meddling
     assert meddler.fate(SHORT) == fate
+    assert meddler.hits == (fate != [SHORT])
 
 
 def test_corrupted_message_has_its_length_and_one_other_byte():

@@ -13,6 +13,7 @@ def test_what_one_sets_the_other_sees(tmp_path):
     ours.set(post=1.0)
     assert theirs.strikes("post")
     assert not theirs.strikes("transfer")
+    assert ours.hits() == theirs.hits() == 1
 
 
 def test_share_is_about_what_was_set(tmp_path):

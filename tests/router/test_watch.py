@@ -1,11 +1,14 @@
 """What the watch learns of engines: their roles and their load."""
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from kvberth.router.engines import Engine, EngineInfo, Role
-from kvberth.router.watch import _read_load
+from kvberth.router.watch import _look, _read_load
 
 from .fakes import answers, until
 
@@ -128,3 +131,61 @@ async def test_a_reading_of_an_engine_that_has_gone_meanwhile_is_not_kept(monkey
     monkeypatch.setattr("kvberth.router.watch._metrics_text", page)
     await _read_load(None, engine)
     assert (engine.load is None) is goes
+
+
+class Pages:
+    """In place of a session: these pages hang, each after so many answers; the others are empty and well."""
+
+    def __init__(self, **answers_left: int) -> None:
+        self.answers_left = answers_left
+
+    @asynccontextmanager
+    async def get(self, url: str, **_: object):
+        name = url.rpartition("/")[2]
+        if self.answers_left.get(name) == 0:
+            await asyncio.Event().wait()
+        if name in self.answers_left:
+            self.answers_left[name] -= 1
+
+        async def text() -> str:
+            return ""
+
+        yield SimpleNamespace(status=200, text=text)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """In service, and silent if nothing has come for 0.3 s."""
+    monkeypatch.setattr("kvberth.router.watch._PATIENCE_SECONDS", 0.3)
+    engine = Engine("http://d", Role.DECODE)
+    engine.mark_ready(EngineInfo(Role.DECODE, "d", "", 0, 1))
+    return engine
+
+
+async def test_silence_counts_from_the_last_word(engine):
+    """One look finds it, also if a token has come after the question: the next look would be seconds later."""
+
+    def a_token_comes() -> None:
+        engine.heard_at = time.monotonic()
+
+    asyncio.get_running_loop().call_later(0.1, a_token_comes)
+    began = time.monotonic()
+    await _look(Pages(health=0), engine)
+    assert "gave no answer within" in engine.problem
+    assert engine.heard_at > began
+    assert time.monotonic() - engine.heard_at >= 0.3
+
+
+async def test_silence_that_begins_in_the_middle_of_a_look_is_found_by_it(engine):
+    """The health was still answered, the load is not: it is asked for its health again."""
+    told = []
+    engine.on_silent["leg"] = lambda: told.append(True)
+    await _look(Pages(health=1, metrics=0), engine)
+    assert told == [True]
+    assert not engine.is_ready
+
+
+async def test_an_engine_that_only_keeps_its_load_to_itself_is_not_silent(engine):
+    """Its health is answered."""
+    await _look(Pages(metrics=0), engine)
+    assert engine.is_ready

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,12 @@ def faults(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures and a row per drill there.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the run that wrote the --json FILE was stopped.")
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=1, help="Begin no drill after so many; --resume goes on from there.")
+    ] = None,
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write a table there.")
     ] = None,
@@ -43,53 +50,121 @@ def faults(
     Two prefill workers, two decode workers and the router. Network drills need root, for namespaces; others do not.
     Exit status: 0 when all drills passed, 1 when one failed, 2 for a bad argument.
     """
-    from kvberth.drills import DRILLS, report_of, run_drills, table_of  # noqa: PLC0415
-    from kvberth.drills import soak as run_soak  # noqa: PLC0415
+    from kvberth.drills import DRILLS  # noqa: PLC0415
     from kvberth.launch import LaunchError  # noqa: PLC0415
 
     if list_them:
         for each in DRILLS:
             typer.echo(f"{each.name:<20} {each.what}")
         return
-    if soak is not None and (quick or drill or repeat > 1):
-        raise BadSettings("soak: chooses its drills itself; give it without --quick, --drill and --repeat")
+    if soak is not None and (quick or drill or repeat > 1 or resume or minutes is not None):
+        raise BadSettings(
+            "soak: chooses its drills itself; give it without --quick, --drill, --repeat, --resume and --minutes"
+        )
+    if resume and json_file is None:
+        raise BadSettings("resume: needs --json, the file of the run that was stopped")
     chosen = _chosen(quick, drill or [])
     for file in (json_file, markdown_file):
         if file is not None and not file.parent.is_dir():
             raise BadSettings(f"there is no folder {file.parent}")
     folder = run_dir or Path(tempfile.mkdtemp(prefix="kvberth-faults-"))
     console = Console(stderr=True)
-
-    def keep(rows: "list[DrillRow]") -> None:
-        """As rounds end, so that a run which is stopped keeps what it has."""
-        _print_row(console, rows[-1])
-        if json_file is not None:
-            json_file.write_bytes(_as_json(report_of(rows)))
-        if markdown_file is not None:
-            markdown_file.write_text(table_of(rows))
-
     try:
         if soak is not None:
-            result = asyncio.run(run_soak(soak, seed=seed, run_dir=folder, console=console, on_row=keep))
-            report, problems = result.drills, result.problems
-            _print_memory(result)
-            if json_file is not None:
-                json_file.write_bytes(_as_json(result))
+            is_passed = _soak(soak, seed, folder, console, json_file, markdown_file)
         else:
-            report = asyncio.run(
-                run_drills(chosen, rounds=repeat, seed=seed, run_dir=folder, console=console, on_row=keep)
-            )
-            problems = []
+            is_passed = _rounds(chosen, repeat, seed, folder, console, json_file, markdown_file, resume, minutes)
     except (LaunchError, OSError) as error:
         raise RunFailed(f"{error}\nlogs are in {folder}") from error
     except KeyboardInterrupt as error:
         raise RunFailed("stopped before the end") from error
-    _print_sums(report)
-    for problem in problems:
-        typer.echo(problem)
-    if report.failed or problems:
+    if not is_passed:
         typer.echo(f"logs are in {folder}", err=True)
         raise typer.Exit(1)
+
+
+def _rounds(
+    drills: "list[Drill]",
+    rounds: int,
+    seed: int,
+    folder: Path,
+    console: Console,
+    json_file: Path | None,
+    markdown_file: Path | None,
+    resume: bool,
+    minutes: float | None,
+) -> bool:
+    """Do the drills; returns whether all that have been done have passed."""
+    from kvberth.drills import plan_lines, plan_turns, report_of, run_drills, table_of  # noqa: PLC0415
+
+    rows = _rows_before(json_file) if resume and json_file is not None else []
+    try:
+        turns = plan_turns(drills, rounds, seed, rows)
+    except ValueError as error:
+        raise BadSettings(f"resume: {json_file}: {error}") from error
+    for line in plan_lines(turns, rows):
+        console.print(line, highlight=False)
+
+    def keep(row: "DrillRow") -> None:
+        """As each one ends, so that a run which is stopped keeps what it has."""
+        rows.append(row)
+        _print_row(console, row)
+        _write(json_file, lambda: _as_json(report_of(rows)))
+        _write(markdown_file, lambda: table_of(rows).encode())
+
+    limit = None if minutes is None else minutes * 60
+    left = asyncio.run(run_drills(turns, run_dir=folder, console=console, on_row=keep, limit_seconds=limit))
+    report = report_of(rows)
+    _print_sums(report)
+    if left:
+        typer.echo(f"{left} drills are left; --resume goes on")
+    return not report.failed
+
+
+def _soak(
+    seconds: float, seed: int, folder: Path, console: Console, json_file: Path | None, markdown_file: Path | None
+) -> bool:
+    """The long run; returns whether it has passed."""
+    from kvberth.drills import report_of, soak, soak_page  # noqa: PLC0415
+
+    rows: list[DrillRow] = []
+
+    def keep(row: "DrillRow") -> None:
+        """What there is of a run that is stopped."""
+        rows.append(row)
+        _print_row(console, row)
+        _write(json_file, lambda: _as_json(report_of(rows)))
+
+    report = asyncio.run(soak(seconds, seed=seed, run_dir=folder, console=console, on_row=keep))
+    _write(json_file, lambda: _as_json(report))
+    _write(markdown_file, lambda: soak_page(report).encode())
+    _print_memory(report)
+    _print_sums(report.drills)
+    for problem in report.problems:
+        typer.echo(problem)
+    return report.has_passed
+
+
+def _rows_before(file: Path) -> "list[DrillRow]":
+    """Of the run that wrote the file; none if there is no such file yet."""
+    import msgspec  # noqa: PLC0415
+
+    from kvberth.drills import Report  # noqa: PLC0415
+
+    if not file.exists():
+        return []
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Report).rows
+    except msgspec.MsgspecError as error:
+        raise BadSettings(f"resume: {file} is not what kvberth faults writes: {error}") from error
+
+
+def _write(file: Path | None, content: Callable[[], bytes]) -> None:
+    """In place of what is there, in one step: a run may be stopped at any moment."""
+    if file is not None:
+        new = file.with_name(f"{file.name}.new")
+        new.write_bytes(content())
+        new.replace(file)
 
 
 def _chosen(quick: bool, names: list[str]) -> "list[Drill]":
@@ -119,7 +194,11 @@ def _print_row(console: Console, row: "DrillRow") -> None:
         return
     mark = "[red]✗[/]" if row.problems else "[green]✓[/]"
     left = f", {row.left} left" if row.left else ""
-    console.print(f"{mark} {name}: {row.right} of {row.requests} right, {row.refused} refused{left}", highlight=False)
+    felt = f"; {row.felt} {row.trace}" if row.trace else ""
+    console.print(
+        f"{mark} {name}: {row.right} of {row.requests} right, {row.refused} refused{left}{felt} ({row.seconds:.0f} s)",
+        highlight=False,
+    )
     for problem in row.problems:
         console.print(f"    {problem}", markup=False, highlight=False, soft_wrap=True)
 
@@ -129,7 +208,7 @@ def _print_memory(result: "SoakReport") -> None:
     for each in result.memory:
         typer.echo(
             f"{each.name}: {each.mean_bytes / 1e6:.0f} MB, {each.bytes_per_hour / 1e6:+.1f} MB per hour "
-            f"(± {each.error_bytes_per_hour / 1e6:.1f}) over {each.hours * 60:.0f} minutes"
+            f"({each.interval[0] / 1e6:+.1f} to {each.interval[1] / 1e6:+.1f}) over {each.hours * 60:.0f} minutes"
         )
 
 

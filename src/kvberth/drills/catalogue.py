@@ -1,27 +1,25 @@
 """The drills: what goes wrong, for how long, and what of the requests may suffer.
 
-All of them demand: no wrong answer, no request without an end, no canary corrupted, nothing held afterwards, no threads
-or files left, and a `/health` that tells the truth.
+All of them demand: that the fault was felt, no wrong answer, no request without an end, no canary corrupted, nothing
+held afterwards, no threads or files left, and a `/health` that tells the truth.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from kvberth.drills.client_faults import FillMemory, Garbage, GarbageOnControl, Leave, Stall
 from kvberth.drills.cluster import DECODE, ENGINES, LEASE_SECONDS, PREFILL, ROUTER
 from kvberth.drills.faults import (
+    ClockJumps,
     DiskFull,
     Fault,
-    FillMemory,
     Flap,
-    Garbage,
-    GarbageOnControl,
     Kill,
     Meddle,
     Nothing,
     Pause,
     Rules,
-    Stall,
     Terminate,
     TransferErrors,
 )
@@ -30,10 +28,12 @@ from kvberth.drills.traffic import TrafficShape
 from kvberth.drills.wire import paths
 from kvberth.drills.zmtp import Meddling
 
-__all__ = ["DRILLS", "QUICK", "Drill", "find"]
+__all__ = ["CORE", "DRILLS", "QUICK", "Drill", "find"]
 
 _KILL_NOTICE = 3.0
+_KILL_HOLD = 6.0
 _HANG_NOTICE = 8.0
+_HANG_HOLD = 10.0
 """The router's probe waits 5 s for an engine that may only be busy, and begins once a second."""
 _AFTER_LEASE = LEASE_SECONDS + 5.0
 """Where nobody can tell P that its blocks are not wanted any more, its lease ends them."""
@@ -56,20 +56,20 @@ class Drill:
         what: one line for people.
         victims: groups of processes, one of which is chosen by chance.
         fault: makes the fault for the chosen group.
-        hold_seconds: from the fault's beginning to its end.
+        hold_seconds: from the fault's beginning to its end; less where `/health` has noticed it.
         is_down: the victims cannot serve meanwhile.
         notice_seconds: within which `/health` must say so; None if it need not.
         excused: what may become of requests that were under way during the fault, beside the right answer.
         settle_seconds: after the last request, until nothing may be held.
         needs_network: it is skipped where there are no network namespaces.
-        traffic_seconds: for how long requests come; at least until some time after the fault.
+        traffic_seconds: for how long requests come at least; they do until some time after the fault.
     """
 
     name: str
     what: str
     victims: tuple[Victims, ...] = _NOBODY
     fault: Callable[[Victims, Random], Fault]
-    hold_seconds: float = 5.0
+    hold_seconds: float = 4.0
     is_down: bool = False
     notice_seconds: float | None = None
     excused: frozenset[Outcome] = frozenset()
@@ -90,18 +90,18 @@ _PROCESSES = (
         what="SIGKILL of a prefill worker, which is then started again at the same address",
         victims=_A_PREFILL,
         fault=lambda victims, _: Kill(victims),
+        hold_seconds=_KILL_HOLD,
         is_down=True,
         notice_seconds=_KILL_NOTICE,
     ),
     *(
         Drill(
             name=f"restart-{role}",
-            what=f"SIGKILL of a {role} worker and a new start at once, with requests until it has long been back",
+            what=f"SIGKILL of a {role} worker and a new start at once, before anybody has noticed",
             victims=victims,
             fault=lambda victims, _: Kill(victims),
             hold_seconds=0.2,
             is_down=True,
-            traffic_seconds=45.0,
         )
         for role, victims in (("prefill", _A_PREFILL), ("decode", _A_DECODE))
     ),
@@ -110,6 +110,7 @@ _PROCESSES = (
         what="SIGKILL of both prefill workers at once: decode workers compute prompts themselves",
         victims=(PREFILL,),
         fault=lambda victims, _: Kill(victims),
+        hold_seconds=_KILL_HOLD,
         is_down=True,
         notice_seconds=_KILL_NOTICE,
     ),
@@ -118,6 +119,7 @@ _PROCESSES = (
         what="SIGKILL of a decode worker, which is then started again at the same address",
         victims=_A_DECODE,
         fault=lambda victims, _: Kill(victims),
+        hold_seconds=_KILL_HOLD,
         is_down=True,
         notice_seconds=_KILL_NOTICE,
     ),
@@ -126,6 +128,7 @@ _PROCESSES = (
         what="SIGKILL of both decode workers at once: nobody can answer before one is back",
         victims=(DECODE,),
         fault=lambda victims, _: Kill(victims),
+        hold_seconds=_KILL_HOLD,
         is_down=True,
         notice_seconds=_KILL_NOTICE,
         excused=_REFUSED,
@@ -157,10 +160,10 @@ _PROCESSES = (
     ),
     Drill(
         name="hang-prefill",
-        what="SIGSTOP of a prefill worker for 10 s; it wakes up and does not know that it has slept",
+        what="SIGSTOP of a prefill worker until the router notices; it wakes up and does not know that it has slept",
         victims=_A_PREFILL,
         fault=lambda victims, _: Pause(victims),
-        hold_seconds=10.0,
+        hold_seconds=_HANG_HOLD,
         is_down=True,
         notice_seconds=_HANG_NOTICE,
         excused=_REFUSED,
@@ -175,10 +178,10 @@ _PROCESSES = (
     ),
     Drill(
         name="hang-decode",
-        what="SIGSTOP of a decode worker for 10 s",
+        what="SIGSTOP of a decode worker until the router notices",
         victims=_A_DECODE,
         fault=lambda victims, _: Pause(victims),
-        hold_seconds=10.0,
+        hold_seconds=_HANG_HOLD,
         is_down=True,
         notice_seconds=_HANG_NOTICE,
         excused=_REFUSED,
@@ -196,29 +199,29 @@ _PROCESSES = (
 _NETWORK = (
     Drill(
         name="cut-prefill-decode",
-        what="no packet between one prefill worker and any decode worker for 6 s; the router sees all of them",
+        what="no packet between one prefill worker and any decode worker for 5 s; the router sees all of them",
         victims=_A_PREFILL,
         fault=lambda victims, _: Rules(paths(victims, DECODE, both_ways=True, loss=1.0)),
-        hold_seconds=6.0,
+        hold_seconds=5.0,
         settle_seconds=_AFTER_LEASE,
         needs_network=True,
     ),
     Drill(
         name="cut-one-way",
-        what="no packet from one prefill worker to the decode workers for 6 s, while theirs arrive",
+        what="no packet from one prefill worker to the decode workers for 5 s, while theirs arrive",
         victims=_A_PREFILL,
         fault=lambda victims, _: Rules(paths(victims, DECODE, loss=1.0)),
-        hold_seconds=6.0,
+        hold_seconds=5.0,
         settle_seconds=_AFTER_LEASE,
         needs_network=True,
     ),
     *(
         Drill(
             name=f"cut-router-{role}",
-            what=f"no packet between the router and one {role} worker for 10 s",
+            what=f"no packet between the router and one {role} worker until the router notices",
             victims=victims,
             fault=lambda victims, _: Rules(paths((ROUTER,), victims, both_ways=True, loss=1.0)),
-            hold_seconds=10.0,
+            hold_seconds=_HANG_HOLD,
             is_down=True,
             notice_seconds=_HANG_NOTICE,
             excused=_REFUSED,
@@ -230,10 +233,10 @@ _NETWORK = (
     *(
         Drill(
             name=f"isolate-{role}",
-            what=f"one {role} worker is cut off from everybody for 10 s, and comes back as if nothing had happened",
+            what=f"one {role} worker is cut off from everybody until the router notices, and comes back unawares",
             victims=victims,
             fault=lambda victims, _: Rules(paths(victims, _EVERYBODY, both_ways=True, loss=1.0)),
-            hold_seconds=10.0,
+            hold_seconds=_HANG_HOLD,
             is_down=True,
             notice_seconds=_HANG_NOTICE,
             excused=_REFUSED,
@@ -246,7 +249,7 @@ _NETWORK = (
         name="flapping",
         what="paths between prefill and decode workers are cut for 0.4 s, again and again",
         fault=lambda _, __: Flap(paths(PREFILL, DECODE, both_ways=True, loss=1.0), on_seconds=0.4, off_seconds=0.8),
-        hold_seconds=6.0,
+        hold_seconds=5.0,
         settle_seconds=_AFTER_LEASE,
         needs_network=True,
     ),
@@ -254,21 +257,18 @@ _NETWORK = (
         name="far",
         what="every packet is 40 ms late",
         fault=lambda _, __: Rules(paths(_EVERYBODY, _EVERYBODY, delay_seconds=0.04)),
-        hold_seconds=6.0,
         needs_network=True,
     ),
     Drill(
         name="lossy",
         what="3% of all packets are lost",
         fault=lambda _, __: Rules(paths(_EVERYBODY, _EVERYBODY, loss=0.03)),
-        hold_seconds=6.0,
         needs_network=True,
     ),
     Drill(
         name="narrow",
         what="30 kB/s from each prefill to each decode worker, about half of what the KV needs",
         fault=lambda _, __: Rules(paths(PREFILL, DECODE, bytes_per_second=30_000.0)),
-        hold_seconds=6.0,
         needs_network=True,
     ),
 )
@@ -278,33 +278,29 @@ _MESSAGES = (
         name="messages-dropped",
         what="a fifth of all control messages is lost",
         fault=lambda _, __: Meddle(Meddling(drop=0.2)),
-        hold_seconds=6.0,
         settle_seconds=_AFTER_LEASE,
     ),
     Drill(
         name="messages-doubled",
         what="half of all control messages come twice",
         fault=lambda _, __: Meddle(Meddling(duplicate=0.5)),
-        hold_seconds=6.0,
     ),
     Drill(
         name="messages-late",
         what="control messages are half a second late",
         fault=lambda _, __: Meddle(Meddling(delay_seconds=0.5)),
-        hold_seconds=6.0,
     ),
     Drill(
         name="messages-corrupted",
         what="in a fifth of all control messages a byte is another one",
         fault=lambda _, __: Meddle(Meddling(corrupt=0.2)),
-        hold_seconds=6.0,
         settle_seconds=_AFTER_LEASE,
     ),
     Drill(
         name="control-stalls",
-        what="control connections stay, but nothing comes through for 6 s",
+        what="control connections stay, but nothing comes through for 5 s",
         fault=lambda _, __: Meddle(Meddling(is_stalled=True)),
-        hold_seconds=6.0,
+        hold_seconds=5.0,
         settle_seconds=_AFTER_LEASE,
     ),
     Drill(
@@ -341,13 +337,18 @@ _RESOURCES = (
         what="nobody can write to any file, logs among them",
         fault=lambda _, __: DiskFull(),
     ),
+    Drill(
+        name="clock-jumps",
+        what="the wall clock of each process jumps by an hour, forwards or backwards, and later back",
+        fault=lambda _, chance: ClockJumps({name: chance.choice((-3600.0, 3600.0)) for name in _EVERYBODY}),
+    ),
 )
 
 _CLIENTS = (
     Drill(
         name="clients-leave",
         what="half of the clients go away within a second",
-        fault=lambda _, __: Nothing(),
+        fault=lambda _, __: Leave(),
         traffic=TrafficShape(leaving=0.5),
     ),
     Drill(
@@ -368,6 +369,30 @@ _CLIENTS = (
 )
 
 DRILLS = (*_PROCESSES, *_NETWORK, *_MESSAGES, *_RESOURCES, *_CLIENTS)
+
+CORE = (
+    "kill-prefill",
+    "kill-decode",
+    "kill-router",
+    "drain-prefill",
+    "hang-prefill",
+    "hang-decode",
+    "cut-prefill-decode",
+    "cut-router-decode",
+    "isolate-prefill",
+    "flapping",
+    "narrow",
+    "messages-dropped",
+    "messages-doubled",
+    "post-fails",
+    "transfer-fails",
+    "decode-memory-full",
+    "disk-full",
+    "clock-jumps",
+    "clients-leave",
+    "clients-stall",
+)
+"""One for each kind of fault: of many rounds they are done first."""
 
 QUICK = ("kill-prefill", "pause-decode", "cut-prefill-decode", "messages-dropped", "post-fails", "clients-leave")
 """A round that takes less than four minutes, the cluster's start included."""

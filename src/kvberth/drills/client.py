@@ -5,8 +5,9 @@ of a broken answer the text so far counts.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import aiohttp
@@ -15,10 +16,35 @@ import msgspec
 from kvberth.bench.target import open_session
 from kvberth.drills.traffic import DrillRequest
 
-__all__ = ["GRACE_SECONDS", "Reply", "send_all"]
+__all__ = ["GRACE_SECONDS", "Reply", "TrafficClock", "send_all"]
 
 GRACE_SECONDS = 3.0
 """After its deadline a request may take so long to bring the error; one that takes longer hangs."""
+
+
+class TrafficClock:
+    """Seconds since the traffic began, and when no more of it is to come."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._is_over = asyncio.Event()
+
+    def now(self) -> float:
+        return time.monotonic() - self._start
+
+    async def sleep_until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - self.now()))
+
+    def end(self) -> None:
+        """Requests that have not been sent are not sent any more."""
+        self._is_over.set()
+
+    async def await_moment(self, moment: float) -> bool:
+        """Whether it has come before the end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, moment - self.now())):
+                await self._is_over.wait()
+        return not self._is_over.is_set()
 
 
 @dataclass(slots=True)
@@ -43,19 +69,18 @@ class Reply:
     is_hung: bool = False
 
 
-async def send_all(url: str, model: str, requests: Sequence[DrillRequest], start: float | None = None) -> list[Reply]:
-    """Send each request to the router at its time; returns when all have ended, in the plan's order.
-
-    Args:
-        start: of the traffic, by `time.monotonic`; None is now.
-    """
-    start = time.monotonic() if start is None else start
-    bodies = [_body(each, model) for each in requests]
+async def send_all(
+    url: str, model: str, requests: Iterable[DrillRequest], clock: "TrafficClock | None" = None
+) -> list[Reply]:
+    """Send each request to the router at its time, until the clock ends; returns when all sent ones have ended."""
+    clock = clock or TrafficClock()
+    tasks = []
     async with open_session() as session, asyncio.TaskGroup() as group:
-        tasks = []
-        for request, body in zip(requests, bodies, strict=True):
-            await asyncio.sleep(max(0.0, start + request.arrival_seconds - time.monotonic()))
-            tasks.append(group.create_task(_send(session, url, request, body, start)))
+        for request in requests:
+            body = _body(request, model)
+            if not await clock.await_moment(request.arrival_seconds):
+                break
+            tasks.append(group.create_task(_send(session, url, request, body, clock)))
     return [each.result() for each in tasks]
 
 
@@ -72,8 +97,10 @@ def _body(request: DrillRequest, model: str) -> bytes:
     )
 
 
-async def _send(session: aiohttp.ClientSession, url: str, request: DrillRequest, body: bytes, start: float) -> Reply:
-    reply = Reply(request, time.monotonic() - start)
+async def _send(
+    session: aiohttp.ClientSession, url: str, request: DrillRequest, body: bytes, clock: "TrafficClock"
+) -> Reply:
+    reply = Reply(request, clock.now())
     headers = {
         "content-type": "application/json",
         "x-kvberth-mode": request.mode,
@@ -93,5 +120,5 @@ async def _send(session: aiohttp.ClientSession, url: str, request: DrillRequest,
         reply.is_hung = patience is None
     except (aiohttp.ClientError, OSError) as error:
         reply.broken = f"{type(error).__name__}: {error}"
-    reply.ended_seconds = time.monotonic() - start
+    reply.ended_seconds = clock.now()
     return reply

@@ -1,17 +1,20 @@
 """The cluster that drills break: two prefill workers, two decode workers and the router, and what lies between them.
 
 Where the kernel allows it, each process has a network namespace of its own, and packets between them go over the wire.
-A proxy stands before each prefill worker's control channel. Methods block, and are called by one thread at a time.
+A proxy stands before each prefill worker's control channel, and each process has a wall clock of its own. Methods
+block, and are called by one thread at a time.
 """
 
 import contextlib
 import json
 import signal
+import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,10 +23,12 @@ import msgspec
 import psutil
 from rich.console import Console
 
+from kvberth.drills.clock import CLOCK_FILE, ClockFile
 from kvberth.drills.health import ROUTER, HealthSample
 from kvberth.drills.helper import Helper
 from kvberth.drills.namespaces import Namespaces, why_no_namespaces
-from kvberth.drills.states import EngineState, ProcessState
+from kvberth.drills.nursery import NursedEngine
+from kvberth.drills.states import EngineState, MemoryPressure, ProcessState
 from kvberth.drills.wire import Rule
 from kvberth.drills.zmtp import Meddling
 from kvberth.emulator.faults import FaultFile
@@ -46,6 +51,7 @@ _START_SECONDS = 180.0
 _END_SECONDS = 30.0
 _HEALTH_SECONDS = 5.0
 _HELD = ("vllm:kv_cache_usage_perc", "kvberth:leased_blocks", "vllm:num_requests_running", "vllm:num_requests_waiting")
+_PRESSURE = ("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_preemptions_total")
 _CORRUPTIONS = "kvberth:emulator_corruptions_total"
 _NUM_BLOCKS = 65536 // 16
 """Of the profile `small`."""
@@ -77,12 +83,13 @@ class DrillCluster:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             # An engine's faults are its own, so that a drill may hit one and spare the other.
             self._faults = {name: FaultFile.create(self._faults_path(name)) for name in ENGINES}
+            self._clocks = {name: ClockFile.create(self._clock_path(name)) for name in (*ENGINES, ROUTER)}
             if self.why_no_network is None:
                 self._network = stack.enter_context(Namespaces([*ENGINES, ROUTER], self._seed))
             ports = stack.enter_context(PortLease())
             self._advertised = {name: self._proxy_address(name, ports) for name in PREFILL}
             places = {name: self._place(name) for name in (*ENGINES, ROUTER)}
-            self._cluster = stack.enter_context(LocalCluster(self._settings(), self._console, places))
+            self._cluster = stack.enter_context(LocalCluster(self._settings(), self._console, places, NursedEngine))
             self._processes: dict[str, ManagedProcess] = {each.name: each for each in self._cluster.engines}
             assert self._cluster.router is not None
             self._processes[ROUTER] = self._cluster.router
@@ -158,15 +165,21 @@ class DrillCluster:
                 raise LaunchError(f"{name} is not ready after {_START_SECONDS:g} s")
             time.sleep(0.1)
 
-    def set_rules(self, *rules: Rule) -> None:
-        """The network's faults from now on; none are none."""
+    def set_rules(self, *rules: Rule) -> int:
+        """The network's faults from now on; none are none. Returns how many packets they have hit until now."""
         assert self._network is not None, "drills that need the network are skipped without it"
-        self._network.set_rules(rules)
+        return self._network.set_rules(rules)
 
-    def meddle(self, meddling: Meddling) -> None:
-        """What happens to all control messages from now on."""
-        for proxy in self._proxies.values():
-            proxy.tell(meddling)
+    def meddle(self, meddling: Meddling) -> int:
+        """What happens to all control messages from now on.
+
+        Returns how many messages and connections have been hit until now.
+        """
+        return sum(sum(proxy.tell(meddling).values()) for proxy in self._proxies.values())
+
+    def set_clock(self, name: str, offset_seconds: float) -> None:
+        """By how much a process's wall clock is ahead from now on."""
+        self._clocks[name].offset_seconds = offset_seconds
 
     def limit_files(self, num_bytes: int | None) -> None:
         """How long files may be that processes write to from now on; None is as long as they like.
@@ -184,6 +197,32 @@ class DrillCluster:
         self._faults[name].set(**shares)
 
     # What can be seen of it.
+
+    def failed_transfers(self, name: str) -> int:
+        """How many transfers of an engine these faults have hit until now."""
+        return self._faults[name].hits()
+
+    def family(self, name: str) -> list[psutil.Process]:
+        """A process and its descendants; empty if it has ended."""
+        return self._processes[name].family
+
+    def log_bytes(self) -> dict[str, int]:
+        """How long each process's log is."""
+        return {name: each.log.stat().st_size for name, each in self._processes.items()}
+
+    def clock_error(self, name: str) -> float:
+        """By how many seconds the wall clock is ahead after which a process dates its answers."""
+        with urllib.request.urlopen(f"{self._processes[name].url}/health", timeout=_HEALTH_SECONDS) as answer:  # noqa: S310
+            return parsedate_to_datetime(answer.headers["date"]).timestamp() - time.time()
+
+    def router_metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric of the router over the series that have these labels."""
+        return EngineMetrics(self.url).value(name, **labels)
+
+    def pressure(self, name: str) -> MemoryPressure:
+        """How full an engine's KV cache is, and what that has led to."""
+        values = EngineMetrics(self.engine_url(name)).values(*_PRESSURE)
+        return MemoryPressure(*(values[each] for each in _PRESSURE))
 
     def engine_states(self) -> dict[str, EngineState]:
         """By engine. One that does not answer holds, for all that is known, everything."""
@@ -259,25 +298,28 @@ class DrillCluster:
             host, port = self._advertised[name]
             config = {"control_host": "127.0.0.1", "control_advertised": f"{host}:{port}"}
         faults = {"kvberth_emulator": {"faults": str(self._faults_path(name))}}
-        engine_args = ("--additional-config", json.dumps(faults))
-        if self._network is None:
-            return Place(connector_config=config, engine_args=engine_args)
-        env = {
+        env = {CLOCK_FILE: str(self._clock_path(name))}
+        prefix: tuple[str, ...] = ()
+        if self._network is not None:
+            prefix = self._network.prefix(name)
             # Shared memory would reach over the borders of namespaces, and no fault of the network would be felt.
-            "UCX_TLS": "tcp,self",
-            "UCX_NET_DEVICES": self._network.device(name),
-            "VLLM_HOST_IP": self._network.address(name),
-        }
+            env |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": self._network.device(name)}
+            env["VLLM_HOST_IP"] = self._network.address(name)
+        if name == ROUTER:
+            prefix = (*prefix, sys.executable, "-m", "kvberth.drills.clock", str(self._clock_path(name)))
         return Place(
-            host=self._network.address(name),
-            prefix=self._network.prefix(name),
+            host=self._network.address(name) if self._network is not None else None,
+            prefix=prefix,
             env=env,
             connector_config=config,
-            engine_args=engine_args,
+            engine_args=("--additional-config", json.dumps(faults)),
         )
 
     def _faults_path(self, name: str) -> Path:
         return self.run_dir / f"{name}.faults"
+
+    def _clock_path(self, name: str) -> Path:
+        return self.run_dir / f"{name}.clock"
 
     def _make_proxy(self, name: str, host: str, port: int, seed: int) -> Helper:
         engine = self._processes[name]

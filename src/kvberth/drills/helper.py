@@ -1,4 +1,4 @@
-"""A helper process of a drill: it is told what to do by lines of JSON, and confirms each."""
+"""A helper process of a drill: it is told what to do by lines of JSON, and confirms each with its counts so far."""
 
 import subprocess
 import sys
@@ -31,10 +31,12 @@ class Helper:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        self._expect(b"ready\n")
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            raise self._ended()
 
-    def tell(self, what: Any) -> None:
-        """Send one line; returns when the helper has acted on it.
+    def tell(self, what: Any) -> dict[str, int]:
+        """Send one line; returns when the helper has acted on it, with its counts since its start.
 
         Raises:
             HelperError: it has ended.
@@ -45,7 +47,11 @@ class Helper:
             self._process.stdin.flush()
         except OSError as error:
             raise self._ended() from error
-        self._expect(b"ok\n")
+        assert self._process.stdout is not None
+        try:
+            return msgspec.json.decode(self._process.stdout.readline(), type=dict[str, int])
+        except msgspec.MsgspecError as error:
+            raise self._ended() from error
 
     def close(self) -> None:
         """End it."""
@@ -57,11 +63,6 @@ class Helper:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _expect(self, answer: bytes) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != answer:
-            raise self._ended()
 
     def _ended(self) -> HelperError:
         _, said = self._process.communicate()

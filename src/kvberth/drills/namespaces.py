@@ -80,14 +80,17 @@ class Namespaces:
         """The network device of a process."""
         return f"{self._tag}-{list(self._addresses).index(name)}"
 
-    def set_rules(self, rules: Sequence[Rule]) -> None:
-        """Replace the wire's rules; sources and targets are names of processes."""
+    def set_rules(self, rules: Sequence[Rule]) -> int:
+        """Replace the wire's rules; sources and targets are names of processes.
+
+        Returns how many packets rules have hit until now.
+        """
         assert self._wire is not None
         by_address = [
             {**_as_dict(each), "source": self.address(each.source), "target": self.address(each.target)}
             for each in rules
         ]
-        self._wire.tell(by_address)
+        return sum(self._wire.tell(by_address).values())
 
     def __enter__(self) -> Self:
         try:

@@ -2,8 +2,9 @@
 those who dial it, and meddles with the messages.
 
 LISTEN and UPSTREAM are HOST:PORT. It says `ready`, takes one `Meddling` in JSON per line of standard input, and
-confirms each with `ok`. But for that it is as if it were not there: while the worker is dead nobody listens, and a
-connection that one side closes is closed at the other, since both are signs that the other side reads.
+confirms each with what it has hit so far: messages, and connections that it cut. But for that it is as if it were not
+there: while the worker is dead nobody listens, and a connection that one side closes is closed at the other, since both
+are signs that the other side reads.
 """
 
 import asyncio
@@ -32,10 +33,16 @@ class _Proxy:
         self._has_lost_upstream = asyncio.Event()
         self._flows = asyncio.Event()
         self._flows.set()
+        self._num_cut = 0
+
+    @property
+    def hits(self) -> dict[str, int]:
+        return {"messages": self._meddler.hits, "cut": self._num_cut}
 
     def obey(self, what: Meddling) -> None:
         """Meddle so from now on."""
         if what.cuts:
+            self._num_cut += len(self._pairs)
             self._cut_all()
         self._meddler.meddling = what
         if what.is_stalled:
@@ -130,7 +137,7 @@ async def _main(seed: int, listen: _Address, upstream: _Address) -> None:
     decoder = msgspec.json.Decoder(Meddling)
     while line := await orders.readline():
         proxy.obey(decoder.decode(line))
-        print("ok", flush=True)
+        print(msgspec.json.encode(proxy.hits).decode(), flush=True)
     running.cancel()
 
 

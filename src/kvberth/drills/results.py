@@ -13,8 +13,10 @@ class DrillRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         began_seconds: when the fault began, from the start of the traffic.
+        felt: what the fault has touched, in numbers of `trace`; a drill whose fault has touched nothing has failed.
         broken: requests whose connection broke without a word; only the router's own death excuses it.
         leaked_blocks: held by all engines when nothing should be.
+        seconds: that the drill took, all in all.
         problems: all that must not have been, in words; empty is passed.
         skipped: why it was not done; None if it was.
     """
@@ -23,6 +25,8 @@ class DrillRow(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     seed: int
     began_seconds: float = 0.0
+    felt: int = 0
+    trace: str = ""
     requests: int = 0
     right: int = 0
     refused: int = 0
@@ -33,6 +37,7 @@ class DrillRow(msgspec.Struct, frozen=True, kw_only=True):
     leaked_blocks: int = 0
     corruptions: int = 0
     slowest_seconds: float = 0.0
+    seconds: float = 0.0
     problems: list[str] = []
     skipped: str | None = None
 
@@ -73,14 +78,16 @@ def report_of(rows: Sequence[DrillRow]) -> Report:
 def table_of(rows: Sequence[DrillRow]) -> str:
     """A Markdown table, one line per drill, rounds added up."""
     lines = [
-        "| drill | rounds | requests | right | refused | left | broken | wrong | hung | leaked blocks | corruptions "
-        "| failed |",
-        "| --- |" + " --- |" * 11,
+        "| drill | rounds | felt, at least | requests | right | refused | left | broken | wrong | hung | leaked blocks "
+        "| corruptions | failed |",
+        "| --- |" + " --- |" * 12,
     ]
     done = [row for row in rows if row.skipped is None]
     for name, rounds in Counter(row.drill for row in done).items():
         ours = [row for row in done if row.drill == name]
         sums = [str(sum(getattr(row, each) for row in ours)) for each in _SUMS]
         failed = sum(bool(row.problems) for row in ours)
-        lines.append(f"| {name} | {rounds} | {' | '.join(sums)} | {failed} |")
+        least = min(ours, key=lambda row: row.felt)
+        felt = f"{least.felt} {least.trace}" if least.trace else "-"
+        lines.append(f"| {name} | {rounds} | {felt} | {' | '.join(sums)} | {failed} |")
     return "\n".join(lines) + "\n"

@@ -1,15 +1,18 @@
 """All drills that were asked for, round after round, on one cluster."""
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 
-from kvberth.drills.catalogue import Drill
 from kvberth.drills.cluster import DrillCluster
-from kvberth.drills.results import DrillRow, Report, report_of
+from kvberth.drills.helper import HelperError
+from kvberth.drills.plan import Turn
+from kvberth.drills.results import DrillRow
 from kvberth.drills.runner import run_drill, warm_up
 from kvberth.launch import LaunchError
 
@@ -17,45 +20,50 @@ __all__ = ["run_drills"]
 
 
 async def run_drills(
-    drills: Sequence[Drill],
+    turns: Sequence[Turn],
     *,
-    rounds: int,
-    seed: int,
     run_dir: Path,
     console: Console,
-    on_row: Callable[[list[DrillRow]], None],
-) -> Report:
-    """Start a cluster, do each drill once per round, stop the cluster.
+    on_row: Callable[[DrillRow], None],
+    limit_seconds: float | None = None,
+) -> int:
+    """Start a cluster, do the turns one after the other, stop the cluster.
 
     Args:
-        seed: of the first round; each row says its own, with which it can be done again alone.
-        on_row: called with all rows so far when one has been added.
+        on_row: called as each one ends.
+        limit_seconds: no drill is begun after so long.
 
     A cluster that is not whole again after a drill fails that drill, and the next one gets a new cluster.
+
+    Returns:
+        How many turns are left.
 
     Raises:
         LaunchError: a cluster does not start, or does not serve even without faults.
     """
-    rows: list[DrillRow] = []
-    todo = deque((number, drill) for number in range(1, rounds + 1) for drill in drills)
-    clusters = itertools.count(1)
-    while todo:
-        with DrillCluster(run_dir / f"cluster-{next(clusters)}", seed, console) as cluster:
+    todo = deque(turns)
+    until = None if limit_seconds is None else time.monotonic() + limit_seconds
+    while todo and not _is_past(until):
+        with DrillCluster(_new_folder(run_dir), todo[0].seed, console) as cluster:
             baseline = await warm_up(cluster)
-            while todo:
-                number, drill = todo.popleft()
-                its_seed = seed + number - 1
-                is_whole = True
-                if drill.needs_network and cluster.why_no_network is not None:
-                    row = DrillRow(drill=drill.name, round=number, seed=its_seed, skipped=cluster.why_no_network)
-                else:
+            is_whole = True
+            while todo and is_whole and not _is_past(until):
+                turn = todo.popleft()
+                row = DrillRow(drill=turn.drill.name, round=turn.round, seed=turn.seed, skipped=cluster.why_no_network)
+                if not turn.drill.needs_network or cluster.why_no_network is None:
                     try:
-                        row = await run_drill(cluster, drill, seed=its_seed, number=number, baseline=baseline)
-                    except LaunchError as error:
-                        row = DrillRow(drill=drill.name, round=number, seed=its_seed, problems=[str(error)])
+                        row = await run_drill(cluster, turn.drill, seed=turn.seed, number=turn.round, baseline=baseline)
+                    except (LaunchError, HelperError, OSError, psutil.Error) as error:
+                        row = DrillRow(drill=turn.drill.name, round=turn.round, seed=turn.seed, problems=[str(error)])
                         is_whole = False
-                rows.append(row)
-                on_row(rows)
-                if not is_whole:
-                    break
-    return report_of(rows)
+                on_row(row)
+    return len(todo)
+
+
+def _is_past(until: float | None) -> bool:
+    return until is not None and time.monotonic() > until
+
+
+def _new_folder(run_dir: Path) -> Path:
+    """For the logs of one cluster, beside those of runs before."""
+    return next(path for number in itertools.count(1) if not (path := run_dir / f"cluster-{number}").exists())

@@ -1,8 +1,11 @@
 """Runs one drill: traffic, a fault at a random moment of it, the return to order, the verdict.
 
-traffic   |----------- open loop ------------|           |--- aftermath ---|
-fault           |---- hold ----|  (restart)     whole?                       settle   look
-requests  right, or excused if under way then              all right
+traffic   |------------------------ open loop ------------------------|  last answers  settle  look
+fault           |--- hold ---|  (restart)    whole |--- reaction ---|
+requests  right, or excused if under way then                       all right
+
+Nothing is waited for longer than it takes: a fault that the router must notice ends soon after it has, the traffic some
+seconds after the cluster is whole again, the drill when nothing is held and no file is open any more.
 """
 
 import asyncio
@@ -14,31 +17,31 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvberth.drills.catalogue import Drill
-from kvberth.drills.client import send_all
+from kvberth.drills.client import TrafficClock, send_all
 from kvberth.drills.cluster import ENGINES, MODEL, DrillCluster
 from kvberth.drills.faults import Fault
 from kvberth.drills.health import HealthSample, Outage, untruths
 from kvberth.drills.judge import Outcome, Window, judge, objections
 from kvberth.drills.results import DrillRow
 from kvberth.drills.states import EngineState, ProcessState, growth, held_blocks, leftovers, new_corruptions
-from kvberth.drills.traffic import TrafficShape, plan_traffic
+from kvberth.drills.traffic import TrafficShape, first_seconds, plan_traffic
 from kvberth.launch import LaunchError
 
 __all__ = ["run_drill", "warm_up"]
 
-_BEFORE_SECONDS = (1.0, 3.0)
+_BEFORE_SECONDS = (0.5, 2.0)
 """The fault begins within these."""
-_AFTER_SECONDS = 3.0
-"""Traffic goes on for so long after it."""
-_AFTERMATH = TrafficShape(rate=4.0)
-_AFTERMATH_SECONDS = 2.5
+_UNAWARE_SECONDS = (0.5, 2.0)
+"""A fault that the router has noticed lasts for so much longer."""
 _REACTION_SECONDS = 2.0
 """So long after a fault requests may still be sent where it was felt."""
+_AFTER_SECONDS = 2.0
+"""Traffic goes on for so long after that, and is served rightly."""
 _WHOLE_SECONDS = 60.0
 """A breaker's longest pause is 30 s, and then a request must come."""
 _LOOK_SECONDS = 0.25
 _QUIET_SECONDS = 6.0
-"""Until idle connections between router and engines have been closed, and open files can be counted."""
+"""Until idle connections between router and engines have been closed, at the latest."""
 
 
 async def run_drill(
@@ -57,36 +60,41 @@ async def run_drill(
     victims = chance.choice(drill.victims)
     fault = drill.fault(victims, chance)
     down = victims if drill.is_down else ()
-    begin = chance.uniform(*_BEFORE_SECONDS)
+    began = time.monotonic()
     before = await asyncio.to_thread(cluster.engine_states)
-    plan = plan_traffic(drill.traffic, max(drill.traffic_seconds, begin + drill.hold_seconds + _AFTER_SECONDS), seed)
-    clock = _Clock()
+    clock = TrafficClock()
     async with _watching(cluster, clock) as samples:
-        sending = asyncio.create_task(send_all(cluster.url, MODEL, plan, clock.start))
-        blow = await _strike(cluster, fault, clock, begin, drill.hold_seconds)
-        whole = asyncio.create_task(_await_whole(cluster, down, clock))
+        sending = asyncio.create_task(send_all(cluster.url, MODEL, plan_traffic(drill.traffic, seed), clock))
+        try:
+            blow = await _strike(cluster, drill, fault, victims, clock, samples, chance)
+            back = await _await_whole(cluster, down, clock)
+            window = _felt(blow, back)
+            await clock.sleep_until(max(clock.now(), window.end, drill.traffic_seconds) + _AFTER_SECONDS)
+        except BaseException:
+            sending.cancel()
+            raise
+        clock.end()
         replies = await sending
-        back = await whole
-    aftermath = await send_all(cluster.url, MODEL, plan_traffic(_AFTERMATH, _AFTERMATH_SECONDS, seed + 1))
-    states, processes = await _settle(cluster, drill.settle_seconds)
+    states, processes = await _settle(cluster, drill.settle_seconds, baseline)
     verdicts = [judge(each) for each in replies]
-    after_verdicts = [judge(each) for each in aftermath]
     corruptions = new_corruptions(before, states)
     problems = [
-        *objections(replies, verdicts, _felt(blow, back), drill.excused),
-        *(f"afterwards, {each}" for each in objections(aftermath, after_verdicts)),
+        *([f"the fault was not felt: no {fault.trace}"] if fault.trace and fault.felt <= 0 else []),
+        *objections(replies, verdicts, window, drill.excused),
         *untruths(samples, [_outage(name, drill, blow, back[name]) for name in down]),
         *leftovers(states),
         *growth(baseline, processes),
         *([f"{corruptions} KV contexts held wrong words"] if corruptions else []),
     ]
     baseline.update({name: each for name, each in processes.items() if baseline[name].pid != each.pid})
-    counts = Counter(each.outcome for each in [*verdicts, *after_verdicts])
+    counts = Counter(each.outcome for each in verdicts)
     return DrillRow(
         drill=drill.name,
         round=number,
         seed=seed,
         began_seconds=round(blow.begun, 2),
+        felt=fault.felt,
+        trace=fault.trace,
         requests=counts.total(),
         right=counts[Outcome.RIGHT],
         refused=counts[Outcome.REFUSED],
@@ -96,7 +104,8 @@ async def run_drill(
         hung=counts[Outcome.HUNG],
         leaked_blocks=held_blocks(states),
         corruptions=corruptions,
-        slowest_seconds=round(max(each.ended_seconds - each.sent_seconds for each in [*replies, *aftermath]), 2),
+        slowest_seconds=round(max(each.ended_seconds - each.sent_seconds for each in replies), 2),
+        seconds=round(time.monotonic() - began, 1),
         problems=problems,
     )
 
@@ -107,24 +116,11 @@ async def warm_up(cluster: DrillCluster) -> dict[str, ProcessState]:
     Raises:
         LaunchError: even these are not answered rightly.
     """
-    replies = await send_all(cluster.url, MODEL, plan_traffic(TrafficShape(rate=8.0), 4.0, seed=1))
+    replies = await send_all(cluster.url, MODEL, first_seconds(4.0, plan_traffic(TrafficShape(rate=8.0), seed=1)))
     if found := objections(replies, [judge(each) for each in replies]):
         raise LaunchError(f"the cluster does not even serve without faults: {found[0]}")
     await asyncio.sleep(_QUIET_SECONDS)
     return await asyncio.to_thread(cluster.process_states)
-
-
-class _Clock:
-    """Seconds since the traffic began."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-
-    def now(self) -> float:
-        return time.monotonic() - self.start
-
-    async def sleep_until(self, moment: float) -> None:
-        await asyncio.sleep(max(0.0, moment - self.now()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +132,44 @@ class _Blow:
     undone: float
 
 
-async def _strike(cluster: DrillCluster, fault: Fault, clock: _Clock, begin: float, hold_seconds: float) -> _Blow:
+async def _strike(
+    cluster: DrillCluster,
+    drill: Drill,
+    fault: Fault,
+    victims: Sequence[str],
+    clock: TrafficClock,
+    samples: Sequence[HealthSample],
+    chance: random.Random,
+) -> _Blow:
     """The fault, from its beginning to its end; it is undone in any case."""
-    await clock.sleep_until(begin)
+    await clock.sleep_until(chance.uniform(*_BEFORE_SECONDS))
+    longer = chance.uniform(*_UNAWARE_SECONDS)
     begun = clock.now()
     try:
         await asyncio.to_thread(fault.begin, cluster)
         done = clock.now()
-        await clock.sleep_until(done + hold_seconds)
+        if drill.notice_seconds is not None:
+            await _await_notice(victims, begun, done + drill.hold_seconds - longer, clock, samples)
+            await asyncio.sleep(longer)
+        else:
+            await clock.sleep_until(done + drill.hold_seconds)
     finally:
         await asyncio.to_thread(fault.end, cluster)
     return _Blow(begun, done, clock.now())
 
 
-async def _await_whole(cluster: DrillCluster, down: Sequence[str], clock: _Clock) -> dict[str, float]:
+async def _await_notice(
+    victims: Sequence[str], begun: float, until: float, clock: TrafficClock, samples: Sequence[HealthSample]
+) -> None:
+    """Until `/health` has called each of them unusable since the fault began, or until it is late."""
+    while clock.now() < until:
+        said = [each.usable for each in samples if each.at > begun and each.usable is not None]
+        if all(any(not usable.get(name, True) for usable in said) for name in victims):
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _await_whole(cluster: DrillCluster, down: Sequence[str], clock: TrafficClock) -> dict[str, float]:
     """Until every process answers and the router would use every engine; returns when each was back.
 
     Raises:
@@ -170,7 +190,7 @@ async def _await_whole(cluster: DrillCluster, down: Sequence[str], clock: _Clock
 
 
 @asynccontextmanager
-async def _watching(cluster: DrillCluster, clock: _Clock) -> AsyncIterator[list[HealthSample]]:
+async def _watching(cluster: DrillCluster, clock: TrafficClock) -> AsyncIterator[list[HealthSample]]:
     """Samples of `/health` while the context is open."""
     samples: list[HealthSample] = []
 
@@ -203,7 +223,7 @@ def _outage(name: str, drill: Drill, blow: _Blow, back: float) -> Outage:
 
 
 async def _settle(
-    cluster: DrillCluster, patience_seconds: float
+    cluster: DrillCluster, patience_seconds: float, baseline: Mapping[str, ProcessState]
 ) -> tuple[dict[str, EngineState], dict[str, ProcessState]]:
     """What is held, and the processes, when nothing should be held any more: as soon as that is so, or at the end."""
     deadline = time.monotonic() + patience_seconds
@@ -211,5 +231,9 @@ async def _settle(
     while leftovers(states) and time.monotonic() < deadline:
         await asyncio.sleep(_LOOK_SECONDS)
         states = await asyncio.to_thread(cluster.engine_states)
-    await asyncio.sleep(_QUIET_SECONDS)
-    return states, await asyncio.to_thread(cluster.process_states)
+    deadline = time.monotonic() + _QUIET_SECONDS
+    processes = await asyncio.to_thread(cluster.process_states)
+    while growth(baseline, processes) and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_SECONDS)
+        processes = await asyncio.to_thread(cluster.process_states)
+    return states, processes

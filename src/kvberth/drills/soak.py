@@ -7,66 +7,51 @@ end.
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
+import psutil
 from rich.console import Console
 
 from kvberth.drills.catalogue import DRILLS, Drill
 from kvberth.drills.client import send_all
-from kvberth.drills.cluster import MODEL, DrillCluster
-from kvberth.drills.memory import MemorySample, MemoryTrend, memory_objections, memory_trends
-from kvberth.drills.results import DrillRow, Report, report_of
+from kvberth.drills.cluster import DECODE, MODEL, PREFILL, ROUTER, DrillCluster
+from kvberth.drills.helper import HelperError
+from kvberth.drills.memory import MemorySample, memory_objections, memory_trends
+from kvberth.drills.results import DrillRow, report_of
 from kvberth.drills.runner import run_drill, warm_up
-from kvberth.drills.traffic import TrafficShape, plan_traffic
+from kvberth.drills.soak_report import SoakReport
+from kvberth.drills.traffic import TrafficShape, first_seconds, plan_traffic
+from kvberth.launch import LaunchError
 
-__all__ = ["SoakReport", "soak"]
+__all__ = ["soak"]
 
 _SHARE_OF_CAPACITY = 0.7
 _LEAVING = 0.1
 _TRAFFIC_SECONDS = 45.0
 """Of each minute; the rest is the fault's own time and the look at what is left."""
 _SPARED = frozenset({"kill-all-prefill", "kill-all-decode", "kill-router", "restart-prefill", "restart-decode"})
+_FOLLOWED_SECONDS = 900.0
+"""A run of this length can say of every process that is spared whether its memory grows."""
 _BURST_SECONDS = 4.0
 _BURST_RATE = 40.0
 
 
-class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The drills of a long run, and what became of the processes' memory.
-
-    Attributes:
-        rate: requests per second that were sent.
-        problems: of the run as a whole; those of a minute are in its row.
-    """
-
-    seconds: float
-    rate: float
-    capacity: float
-    drills: Report
-    memory: list[MemoryTrend]
-    problems: list[str]
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether no minute failed, and no memory grows."""
-        return not self.problems and not self.drills.failed
-
-
 async def soak(
-    seconds: float, *, seed: int, run_dir: Path, console: Console, on_row: Callable[[list[DrillRow]], None]
+    seconds: float, *, seed: int, run_dir: Path, console: Console, on_row: Callable[[DrillRow], None]
 ) -> SoakReport:
     """Start a cluster, break it once a minute for so long, stop it.
 
     Args:
-        on_row: called with all rows so far after each minute.
+        on_row: called after each minute.
+
+    A cluster that is not whole again after a fault ends the run.
 
     Raises:
-        LaunchError: the cluster does not start, or is not whole again after a fault.
+        LaunchError: the cluster does not start.
     """
     chance = random.Random(seed)  # noqa: S311 - not a secret
     rows: list[DrillRow] = []
-    samples: list[MemorySample] = []
     with DrillCluster(run_dir, seed, console) as cluster:
         baseline = await warm_up(cluster)
         capacity = await _capacity(cluster, seed)
@@ -74,30 +59,43 @@ async def soak(
         console.print(
             f"{capacity:.1f} requests per second is all it can do; {shape.rate:.1f} are sent", highlight=False
         )
-        drills = [_as_minute(each, shape) for each in DRILLS if each.name not in _SPARED]
-        drills = [each for each in drills if cluster.why_no_network is None or not each.needs_network]
+        minutes = _minutes(cluster, shape, chance)
         began = time.monotonic()
-        while time.monotonic() - began < seconds:
-            number = len(rows) + 1
-            row = await run_drill(
-                cluster,
-                chance.choice(drills),
-                seed=seed + number,
-                number=number,
-                baseline=baseline,
-            )
+        samples = [MemorySample(0.0, cluster.process_states())]
+        is_whole = True
+        while is_whole and time.monotonic() - began < seconds:
+            drill, number = next(minutes), len(rows) + 1
+            try:
+                row = await run_drill(cluster, drill, seed=seed + number, number=number, baseline=baseline)
+            except (LaunchError, HelperError, OSError, psutil.Error) as error:
+                row = DrillRow(drill=drill.name, round=number, seed=seed + number, problems=[str(error)])
+                is_whole = False
             rows.append(row)
             samples.append(MemorySample(time.monotonic() - began, cluster.process_states()))
-            on_row(rows)
+            on_row(row)
     trends = memory_trends(samples)
+    unknown = {PREFILL[0], DECODE[0], ROUTER} - {each.name for each in trends}
     return SoakReport(
         seconds=round(time.monotonic() - began, 1),
         rate=round(shape.rate, 2),
         capacity=round(capacity, 2),
+        leaving=_LEAVING,
         drills=report_of(rows),
         memory=trends,
-        problems=memory_objections(trends),
+        problems=[
+            *memory_objections(trends),
+            *(f"the memory of {name} was not followed" for name in sorted(unknown) if seconds >= _FOLLOWED_SECONDS),
+        ],
     )
+
+
+def _minutes(cluster: DrillCluster, shape: TrafficShape, chance: random.Random) -> Iterator[Drill]:
+    """Each drill once, in any order, and again."""
+    drills = [each for each in DRILLS if each.name not in _SPARED]
+    deck = [_as_minute(each, shape) for each in drills if cluster.why_no_network is None or not each.needs_network]
+    while True:
+        chance.shuffle(deck)
+        yield from deck
 
 
 def _as_minute(drill: Drill, shape: TrafficShape) -> Drill:
@@ -114,5 +112,5 @@ def _as_minute(drill: Drill, shape: TrafficShape) -> Drill:
 async def _capacity(cluster: DrillCluster, seed: int) -> float:
     """Requests per second that are answered when far too many are sent."""
     shape = TrafficShape(rate=_BURST_RATE, deadline_seconds=120.0)
-    replies = await send_all(cluster.url, MODEL, plan_traffic(shape, _BURST_SECONDS, seed))
+    replies = await send_all(cluster.url, MODEL, list(first_seconds(_BURST_SECONDS, plan_traffic(shape, seed))))
     return len(replies) / max(each.ended_seconds for each in replies)

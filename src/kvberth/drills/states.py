@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["EngineState", "ProcessState", "growth", "held_blocks", "leftovers", "new_corruptions"]
+__all__ = ["EngineState", "MemoryPressure", "ProcessState", "growth", "held_blocks", "leftovers", "new_corruptions"]
 
 _THREADS_SLACK, _FILES_SLACK = 8, 24
 """Threads of a pool that had no work before, connections that are kept for a while. What leaks in every drill grows
@@ -25,6 +25,21 @@ class EngineState:
     leased_blocks: int
     requests: int
     corruptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPressure:
+    """How full an engine's KV cache is, by its own `/metrics`.
+
+    Attributes:
+        usage: from 0 to 1.
+        waiting: requests that wait for blocks or a place.
+        preemptions: since its start.
+    """
+
+    usage: float
+    waiting: float
+    preemptions: float
 
 
 @dataclass(frozen=True, slots=True)

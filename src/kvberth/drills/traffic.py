@@ -3,13 +3,15 @@
 Open loop: requests come at their times, whatever has become of those before.
 """
 
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvberth.emulator.answers import answer_text
 
-__all__ = ["DrillRequest", "TrafficShape", "plan_traffic"]
+__all__ = ["DrillRequest", "TrafficShape", "first_seconds", "plan_traffic"]
 
 _TOKENS = (1000, 20000)
 """Token ids of prompts are drawn from here, as everywhere in our tests."""
@@ -60,26 +62,27 @@ class DrillRequest:
     answer: str
 
 
-def plan_traffic(shape: TrafficShape, seconds: float, seed: int) -> list[DrillRequest]:
-    """The requests that arrive within so many seconds. The same arguments give the same plan."""
+def plan_traffic(shape: TrafficShape, seed: int) -> Iterator[DrillRequest]:
+    """Requests without end. The same arguments give the same ones."""
     chance = np.random.default_rng(seed)
-    requests: list[DrillRequest] = []
     arrival = 0.0
-    while arrival < seconds:
+    for index in itertools.count():
         prompt = tuple(chance.integers(*_TOKENS, int(chance.choice(shape.prompt_tokens))).tolist())
         output_tokens = int(chance.choice(shape.output_tokens))
-        requests.append(
-            DrillRequest(
-                index=len(requests),
-                arrival_seconds=arrival,
-                prompt=prompt,
-                output_tokens=output_tokens,
-                is_streamed=bool(chance.random() < shape.streamed),
-                mode="pull" if chance.random() < shape.pull else "push",
-                leaves_after_seconds=float(chance.random()) if chance.random() < shape.leaving else None,
-                deadline_seconds=shape.deadline_seconds,
-                answer=answer_text(prompt, output_tokens),
-            )
+        yield DrillRequest(
+            index=index,
+            arrival_seconds=arrival,
+            prompt=prompt,
+            output_tokens=output_tokens,
+            is_streamed=bool(chance.random() < shape.streamed),
+            mode="pull" if chance.random() < shape.pull else "push",
+            leaves_after_seconds=float(chance.random()) if chance.random() < shape.leaving else None,
+            deadline_seconds=shape.deadline_seconds,
+            answer=answer_text(prompt, output_tokens),
         )
         arrival += float(chance.exponential(1 / shape.rate))
-    return requests
+
+
+def first_seconds(seconds: float, requests: Iterable[DrillRequest]) -> Iterator[DrillRequest]:
+    """Those that arrive within so many seconds."""
+    return itertools.takewhile(lambda each: each.arrival_seconds < seconds, requests)

@@ -57,7 +57,7 @@ def paths(
 
 
 class Wire:
-    """Takes packets, and gives them back when they have arrived.
+    """Takes packets, and gives them back when they have arrived. `hits` counts those that a rule has hit.
 
     Args:
         seed: of the losses.
@@ -69,7 +69,7 @@ class Wire:
         self._free_at: dict[bytes, float] = {}
         self._under_way: list[tuple[float, int, bytes]] = []
         self._numbers = itertools.count()
-        self.dropped = 0
+        self.hits = {"dropped": 0, "delayed": 0}
 
     def set_rules(self, rules: Iterable[Rule]) -> None:
         """Replace all rules; without one a path is perfect. What is under way arrives as it would have."""
@@ -85,15 +85,16 @@ class Wire:
         arrival = now
         if rule is not None:
             if rule.loss and self._chance.random() < rule.loss:
-                self.dropped += 1
+                self.hits["dropped"] += 1
                 return
             if rule.bytes_per_second is not None:
                 begins = max(now, self._free_at.get(path, now))
                 if begins - now > ROOM_SECONDS:
-                    self.dropped += 1
+                    self.hits["dropped"] += 1
                     return
                 arrival = self._free_at[path] = begins + len(packet) / rule.bytes_per_second
             arrival += rule.delay_seconds
+            self.hits["delayed"] += arrival > now
         heapq.heappush(self._under_way, (arrival, next(self._numbers), packet))
 
     def arrived(self, now: float) -> list[tuple[bytes, bytes]]:

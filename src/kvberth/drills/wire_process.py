@@ -1,8 +1,8 @@
 """`python -m kvberth.drills.wire_process SEED NAME=ADDRESS...`: carries the packets between network namespaces.
 
 It makes one TUN device per name, says `ready` on its standard output, and takes a JSON list of rules per line on its
-standard input, which it confirms with `ok`. It ends when that is closed. A process of its own, so that neither the load
-generator nor the judge holds packets up. Needs CAP_NET_ADMIN.
+standard input, which it confirms with the numbers of packets that the rules have hit so far. It ends when that is
+closed. A process of its own, so that neither the load generator nor the judge holds packets up. Needs CAP_NET_ADMIN.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ def main(seed: int, devices: dict[str, bytes]) -> None:
                 if not line:
                     return
                 wire.set_rules(rules.decode(line))
-                print("ok", flush=True)
+                print(msgspec.json.encode(wire.hits).decode(), flush=True)
             else:
                 _take(wire, key.fd)
         for target, packet in wire.arrived(time.monotonic()):

@@ -35,7 +35,7 @@ class Meddling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meddler:
-    """Decides what becomes of each frame.
+    """Decides what becomes of each frame. `hits` counts the messages that did not pass as if it were not there.
 
     Args:
         seed: of its chances.
@@ -44,15 +44,18 @@ class Meddler:
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - not a secret
         self.meddling = Meddling()
+        self.hits = 0
 
     def fate(self, frame: bytes) -> list[bytes]:
         """What is passed on in place of a message's frame, header included: nothing, it, another one, or it twice."""
         what = self.meddling
         if self._chance.random() < what.drop:
-            return []
-        if self._chance.random() < what.corrupt:
-            frame = self._corrupted(frame)
-        return [frame] * (2 if self._chance.random() < what.duplicate else 1)
+            passed = []
+        else:
+            other = self._corrupted(frame) if self._chance.random() < what.corrupt else frame
+            passed = [other] * (2 if self._chance.random() < what.duplicate else 1)
+        self.hits += passed != [frame] or what.delay_seconds > 0 or what.is_stalled
+        return passed
 
     def _corrupted(self, frame: bytes) -> bytes:
         """With one byte of the body changed; the length stays, or all that follows would be lost."""

@@ -1,6 +1,6 @@
 """Faults of the transfer library, on demand: a small file that the engine maps and a drill writes, while both run.
 
-Each kind of fault has a share, from 0 to 1, of the transfers that it hits.
+Each kind of fault has a share, from 0 to 1, of the transfers that it hits, and a count of those that it has hit.
 """
 
 import mmap
@@ -14,7 +14,7 @@ __all__ = ["FAULTS", "FaultFile"]
 FAULTS = ("post", "transfer")
 """`post`: NIXL refuses to post. `transfer`: it reports an error where a transfer has ended."""
 
-_SIZE = len(FAULTS) * 8
+_SIZE = 2 * len(FAULTS) * 8
 
 
 class FaultFile:
@@ -23,7 +23,7 @@ class FaultFile:
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
-        self._shares = np.frombuffer(self._map, dtype=np.float64)
+        self._shares, self._hits = np.frombuffer(self._map, dtype=np.float64).reshape(2, len(FAULTS))
         self._chance = random.Random(0)  # noqa: S311 - not a secret
 
     @classmethod
@@ -39,6 +39,12 @@ class FaultFile:
             self._shares[FAULTS.index(name)] = share
 
     def strikes(self, name: str) -> bool:
-        """Whether this transfer is hit."""
+        """Whether this transfer is hit. One process asks: its count is kept without a lock."""
         share = float(self._shares[FAULTS.index(name)])
-        return share > 0 and self._chance.random() < share
+        is_hit = share > 0 and self._chance.random() < share
+        self._hits[FAULTS.index(name)] += is_hit
+        return is_hit
+
+    def hits(self) -> int:
+        """Transfers that were hit since the file was made, by faults of all kinds."""
+        return int(self._hits.sum())

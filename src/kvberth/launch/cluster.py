@@ -37,13 +37,19 @@ class LocalCluster:
         settings: what to start.
         console: where progress is shown; None shows nothing.
         places: where processes run that do not simply run on this machine, by their names, such as `prefill-0`.
+        engine_class: how engines are started.
     """
 
     def __init__(
-        self, settings: ClusterSettings, console: Console | None = None, places: Mapping[str, Place] | None = None
+        self,
+        settings: ClusterSettings,
+        console: Console | None = None,
+        places: Mapping[str, Place] | None = None,
+        engine_class: type[EngineProcess] = EngineProcess,
     ) -> None:
         self.settings = settings
         self._places = places or {}
+        self._engine_class = engine_class
         self._console = console or Console(quiet=True)
         self._ports = PortLease(settings.host)
         self.run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"kvberth-{os.getpid()}-{time.time_ns()}"
@@ -152,7 +158,7 @@ class LocalCluster:
         router_key = self.key_file("router", PeerRole.ROUTER) if settings.decode else None
         for position, (kind, index) in enumerate(kinds):
             place = self._place(f"{kind}-{index}")
-            engine = EngineProcess(
+            engine = self._engine_class(
                 kind,
                 index,
                 settings,

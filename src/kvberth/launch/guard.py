@@ -18,14 +18,14 @@ import time
 
 import psutil
 
-__all__: list[str] = []
+__all__ = ["PR_SET_CHILD_SUBREAPER", "end_family"]
 
-_PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER = 36
 _GRACE_SECONDS = 10.0
 
 
-def _end_family() -> None:
-    """SIGTERM to every descendant, once, and SIGKILL to those that are still there after the grace."""
+def end_family() -> None:
+    """SIGTERM to every descendant of this process, once, and SIGKILL to those that are still there after the grace."""
     me = psutil.Process()
     asked: set[psutil.Process] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -61,14 +61,14 @@ def _reap() -> None:
 
 def main(command: list[str]) -> int:
     """Run `command` until it, or the launcher, ends; returns its exit status."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides, by closing the pipe
     child_ended = os.pidfd_open(child.pid)
     ready, _, _ = select.select([sys.stdin.fileno(), child_ended], [], [])
     status = child.wait() if child_ended in ready else 0
-    _end_family()
+    end_family()
     return status if status >= 0 else 128 - status
 
 

@@ -9,10 +9,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
 import psutil
 
-__all__ = ["LaunchError", "ManagedProcess"]
+__all__ = ["Guard", "LaunchError", "ManagedProcess"]
 
 _TAIL_LINES = 20
 _STOP_SECONDS = 15.0
@@ -20,6 +21,18 @@ _STOP_SECONDS = 15.0
 
 class LaunchError(RuntimeError):
     """A process of the cluster did not start, or has died; the text ends with the tail of its log."""
+
+
+class Guard(Protocol):
+    """What stands between us and the process, and ends with it: of `subprocess.Popen` what is used here."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
 
 
 class ManagedProcess:
@@ -39,17 +52,20 @@ class ManagedProcess:
         self.log = log
         self._command = list(command)
         self._env = dict(env)
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     def start(self) -> None:
         """Start it; returns at once."""
+        with self.log.open("ab") as log:
+            self._guard = self._new_guard(log)
+
+    def _new_guard(self, log: IO[bytes]) -> Guard:
         if self._guard is not None and self._guard.stdin is not None:  # it has been started before, and has ended
             self._guard.stdin.close()
         guard = [sys.executable, "-m", "kvberth.launch.guard", *self._command]
-        with self.log.open("ab") as log:
-            self._guard = subprocess.Popen(
-                guard, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._env, start_new_session=True
-            )
+        return subprocess.Popen(
+            guard, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._env, start_new_session=True
+        )
 
     @property
     def is_alive(self) -> bool:

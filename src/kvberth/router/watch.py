@@ -114,28 +114,20 @@ async def _watch(session: aiohttp.ClientSession, engine: Engine, interval_second
 
 
 async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
-    asked_at = time.monotonic()
-    try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            async with session.get(f"{engine.url}/health") as response:
-                engine.heard_at = time.monotonic()
-                if response.status != 200:
-                    engine.mark_unready(f"/health answered {response.status}")
-                    return
-    except (aiohttp.ClientError, OSError) as error:
-        if isinstance(error, TimeoutError) and engine.heard_at <= asked_at:
-            engine.mark_silent(_why(error))
-        elif not isinstance(error, TimeoutError):
-            engine.mark_unready(_why(error))
+    if not await _is_well(session, engine, time.monotonic()):
         return
+    # Of an engine that is in service silence is found out by the question after its health, so that leaves time for it.
+    patience = _PATIENCE_SECONDS / 2 if engine.is_ready else _PATIENCE_SECONDS
     read_at, held = time.monotonic(), engine.held
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(patience):
             text = await _metrics_text(session, f"{engine.url}/metrics")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         if engine.is_ready:
             # It is healthy and has said who it is: that its load cannot be read is no reason to do without it.
             _forget_stale_load(engine)
+            if isinstance(error, TimeoutError):
+                await _is_well(session, engine, time.monotonic() - patience)
         else:
             engine.mark_unready(_why(error))
         return
@@ -149,6 +141,27 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
         engine.load = parse_load(text, read_at=read_at, held=held)
     except ValueError:
         _forget_stale_load(engine)
+
+
+async def _is_well(session: aiohttp.ClientSession, engine: Engine, asked_at: float) -> bool:
+    """Ask for its health, again and again while pieces of answers come: it is busy then.
+
+    It is silent when nothing at all has come for so long, since it was first asked (`asked_at`) or after that.
+    """
+    while (left := max(asked_at, engine.heard_at) + _PATIENCE_SECONDS - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(left), session.get(f"{engine.url}/health") as response:
+                engine.heard_at = time.monotonic()
+                if response.status != 200:
+                    engine.mark_unready(f"/health answered {response.status}")
+                return response.status == 200
+        except TimeoutError:
+            continue
+        except (aiohttp.ClientError, OSError) as error:
+            engine.mark_unready(_why(error))
+            return False
+    engine.mark_silent(f"gave no answer within {_PATIENCE_SECONDS:g} s")
+    return False
 
 
 async def _read_load(session: aiohttp.ClientSession, engine: Engine) -> None:

@@ -5,32 +5,33 @@ import asyncio
 import pytest
 from rich.console import Console
 
-from kvberth.drills import QUICK, find, run_drills
+from kvberth.drills import QUICK, DrillRow, find, plan_turns, run_drills
 
 
 @pytest.fixture(scope="module")
-def report(pool, tmp_path_factory):
-    """Those of `kvberth faults --quick`."""
+def rows(pool, tmp_path_factory):
+    """Those of `kvberth faults --quick`, by name."""
     pool.close()  # the machine has no room for two clusters
-    return asyncio.run(
+    rows: list[DrillRow] = []
+    asyncio.run(
         run_drills(
-            [find(name) for name in QUICK],
-            rounds=1,
-            seed=0,
+            plan_turns([find(name) for name in QUICK], rounds=1, seed=0),
             run_dir=tmp_path_factory.mktemp("drills"),
             console=Console(force_terminal=False),
-            on_row=lambda _: None,
+            on_row=rows.append,
         )
     )
+    return {row.drill: row for row in rows}
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_drill(report, name):
-    """Every request is accounted for, nothing is left, and `/health` told the truth."""
-    (row,) = [each for each in report.rows if each.drill == name]
+def test_drill(rows, name):
+    """The fault was felt, every request is accounted for, nothing is left, and `/health` told the truth."""
+    row = rows[name]
     if row.skipped is not None:
         pytest.skip(row.skipped)
     assert row.problems == []
+    assert row.felt > 0
     assert row.requests > 20
     assert row.right + row.refused + row.left == row.requests
     assert row.wrong == row.hung == row.broken == row.leaked_blocks == row.corruptions == 0
