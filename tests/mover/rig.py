@@ -148,10 +148,10 @@ class Rig:
     def settle(self, turns: int = 30) -> "Rig":
         """Deliver frames and run turns, without time passing."""
         for _ in range(turns):
-            for address, frame in _take(self.consumer.wire.to_servers):
+            for address, frame in taken(self.consumer.wire.to_servers):
                 if address == ADDRESS and not self.is_cut:
                     self.producer.core.frame_from_client(self.route, frame, self.now, self.sender)
-            for route, frame in _take(self.producer.wire.to_clients):
+            for route, frame in taken(self.producer.wire.to_clients):
                 if route != self.route:
                     self.to_others.append((route, frame))
                 elif not self.is_cut:
@@ -202,7 +202,7 @@ class Rig:
         total.heartbeats_missed += results.heartbeats_missed
 
 
-def _take(queue: list) -> list:
-    taken = list(queue)
+def taken(queue: list) -> list:
+    frames = list(queue)
     queue.clear()
-    return taken
+    return frames

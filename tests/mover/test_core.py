@@ -2,8 +2,9 @@
 
 import logging
 
+import numpy as np
 import pytest
-from tests.mover.rig import ADDRESS, KEY, PORT, Engine, Rig
+from tests.mover.rig import ADDRESS, KEY, PORT, Engine, Rig, taken
 
 from kvberth.mover import AnnouncePrefill, AwaitRequest, DeclineRequest, FinishPrefill
 from kvberth.mover.address import Address
@@ -439,6 +440,42 @@ def test_what_was_registered_before_the_consumer_dialled_anew_is_not_written_to(
     assert (rig.consumer.memory == 2).all()
     rig.pass_time(2.5)
     assert rig.released() == {"p-1"}
+
+
+def test_blocks_of_a_consumer_that_dialled_anew_are_its_own_again():
+    """P was stopped in the middle of a WRITE, and D has given up on it: what D registers next may name the same blocks.
+
+    The turns are those of the mover's thread: a look, frames, and then what has landed is given out.
+    """
+    rig = Rig()
+    rig.fabric.polls_until_done = 10**6
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    rig.finish()
+    rig.settle()
+    assert rig.producer.core.is_moving()
+    rig.now += 4.0
+    rig.consumer.core.turn(rig.now)
+    rig.consumer.wire.to_servers.clear()
+    rig.route = b"route-D-again"
+    other = TransferKey("t-2")
+    rig.producer.core.command(AnnouncePrefill((other,), PrefillAnnounced(RequestId("p-2"), 40, b"digest")), rig.now)
+    event = RequestWaiting(RequestId("d-2"), 0, PUSH, 0, 40, b"digest", (7, 8, 9))
+    rig.consumer.core.command(AwaitRequest(other, "P", PORT, event), rig.now)
+    for _ in range(2):  # the greeting and its answer, then the registration
+        rig.producer.core.look()
+        for _, frame in taken(rig.consumer.wire.to_servers):
+            rig.producer.core.frame_from_client(rig.route, frame, rig.now)
+        rig.producer.core.turn(rig.now)
+        for _, frame in taken(rig.producer.wire.to_clients):
+            rig.consumer.core.frame_from_server(ADDRESS, frame, rig.now)
+    rig.fabric.polls_until_done = 0
+    rig.producer.memory[:, [4, 5, 6]] = np.array([50, 51, 52], dtype=np.uint8)[None, :, None]
+    rig.producer.core.command(FinishPrefill((other,), PrefillFinished((4, 5, 6))), rig.now)
+    rig.settle()
+    assert rig.received() == [("d-1", False, "peer_lost"), ("d-2", True, "none")]
+    assert rig.has_bytes()
 
 
 def test_the_producer_stops_writing_before_the_consumer_gives_up():

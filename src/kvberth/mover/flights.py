@@ -144,19 +144,24 @@ class Flights:
             if not flight.error and flight.waiting and len(flight.posted) < _POSTED_AHEAD and may_post(flight.peer):
                 self._post(flight)
             if flight.has_landed:
-                del self._flights[flight.key]
-                self._efforts[flight.key] = flight.effort
-                yield Landing(
-                    flight.key,
-                    flight.direction,
-                    flight.num_bytes,
-                    flight.num_descriptors,
-                    flight.error,
-                )
+                yield self._end(flight)
+
+    def cut_off(self, peer: str) -> Iterator[Landing]:
+        """Give out at once what has ended since the transport has let go of a peer."""
+        for flight in list(self._flights.values()):
+            if flight.peer == peer:
+                self._look(flight)
+                if flight.has_landed:
+                    yield self._end(flight)
 
     def take_effort(self, key: TransferKey) -> Effort:
         """What a landed transfer took; asked once, when it has ended."""
         return self._efforts.pop(key, Effort())
+
+    def _end(self, flight: _Flight) -> Landing:
+        del self._flights[flight.key]
+        self._efforts[flight.key] = flight.effort
+        return Landing(flight.key, flight.direction, flight.num_bytes, flight.num_descriptors, flight.error)
 
     def _post(self, flight: _Flight) -> None:
         began = time.perf_counter()

@@ -5,7 +5,7 @@ from functools import partial
 
 from kvberth.keys import Certificate, PeerRole
 from kvberth.layout import Mismatch, find_mismatch
-from kvberth.mover.flights import Flights
+from kvberth.mover.flights import Flights, Landing
 from kvberth.mover.inbox import Outbox
 from kvberth.mover.links import Client, name_of_peer
 from kvberth.mover.seldom import Seldom
@@ -169,8 +169,7 @@ class ProducerSide:
         self._do(self._machine.fire(now, last_look), now)
         proved = {client.agent for client in self._clients.values() if self._is_proved(client, now)}
         for landing in self._flights.advance(proved.__contains__):
-            moved = (landing.num_bytes, landing.num_descriptors)
-            self.tell(landing.key, WritesFailed(landing.error) if landing.error else WritesDone(*moved), now)
+            self._landed(landing, now)
 
     def lose_all(self, detail: str, now: float) -> None:
         """Give up on every consumer that waits for us."""
@@ -303,6 +302,13 @@ class ProducerSide:
         del self._peer_of_route[client.route]
         self._do(self._machine.lose_peer(client.peer, detail, now), now)
         disconnect(self._transport, client.agent)
+        # Now, and not in turn: if it lives, what it registers next may name the same blocks.
+        for landing in self._flights.cut_off(client.agent):
+            self._landed(landing, now)
+
+    def _landed(self, landing: Landing, now: float) -> None:
+        moved = (landing.num_bytes, landing.num_descriptors)
+        self.tell(landing.key, WritesFailed(landing.error) if landing.error else WritesDone(*moved), now)
 
     # Actions.
 
