@@ -73,9 +73,10 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """Seconds until `turn` has something to do without a frame or a command; None for never."""
-        if self._producing.has_news() or self._consuming.has_news():
-            return 0.0
-        if self.is_moving() or self._fenced:
+        if self.is_moving():
+            has_news = self._producing.has_news() or self._consuming.has_news()
+            return 0.0 if has_news else _LIVE_POLL_SECONDS
+        if self._fenced:
             return _LIVE_POLL_SECONDS
         moments = [self._producing.next_moment(), self._consuming.next_moment()]
         due = min((moment for moment in moments if moment is not None), default=None)
