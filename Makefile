@@ -6,7 +6,7 @@ TOOLS := .venv-tools/bin
 SETUP := python3 tools/setup_env.py $(if $(PYTHON),--python $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help env tools browser demo test check soak-protocol drills soak e2e e2e-latest compare lock sbom audit clean
+.PHONY: help env tools browser demo test check soak-protocol fuzz drills soak e2e e2e-latest compare lock sbom audit clean
 # Engines fill the machine: one thing at a time, whatever -j says.
 .NOTPARALLEL:
 
@@ -16,7 +16,7 @@ help: ## this list
 env: ## set up .venv
 	@$(SETUP)
 
-tools: ## set up .venv-tools: for the bill of materials, the audit and the locks
+tools: ## set up .venv-tools: for fuzzing, the bill of materials, the audit and the locks
 	@$(SETUP) --tools
 
 browser: ## Chromium for the tests of the router's page, where root may install it with apt
@@ -35,6 +35,11 @@ check: env browser ## format, lint, types and the fast tests
 
 soak-protocol: env ## random walks of the handoff, for a quarter of an hour; KVBERTH_SOAK_EXAMPLES says how many
 	KVBERTH_SOAK_EXAMPLES=$${KVBERTH_SOAK_EXAMPLES:-20000} $(BIN)/python -m pytest --timeout 0 tests/protocol/test_random_walks.py
+
+fuzz: tools ## a million messages to the control channel; files to the loaders of traces, bodies to the router
+	$(TOOLS)/python -m tests.fuzz protocol --runs $${FUZZ_RUNS:-150000}
+	$(TOOLS)/python -m tests.fuzz traces --runs $${FUZZ_RUNS:-250000}
+	$(TOOLS)/python -m tests.fuzz requests --runs $${FUZZ_RUNS:-1000000}
 
 drills: env ## break a cluster in every way, 25 times each; an hour at a time (DRILL_MINUTES), again to go on
 	@mkdir -p logs
