@@ -1,7 +1,7 @@
 """The control channel's decoder and both machines, behind two real cores: whatever is said, and by whom.
 
 An input is a script: steps of one byte for the kind, two for a length, and so many bytes. A step lets somebody say a
-frame, an engine do something, time pass, or what the cores have sent arrive.
+frame, an engine do something, time pass, a connection break, or what the cores have sent arrive.
 
 What is held: nothing raises, a state that the tables do not have included; while nobody speaks in P's or D's own name,
 WRITEs and READs go only to blocks that D's engine has reserved; and when all is quiet every wait has ended and every
@@ -73,9 +73,10 @@ from kvberth.transport import Direction, Handle, TransportError
 
 __all__ = ["changed", "run", "seeds"]
 
-FROM_E, FROM_ROUTER, FROM_STRANGER, FROM_Q, AS_D, AS_P, P_DOES, D_DOES, TIME, DELIVER = range(10)
-_KINDS = 10
+FROM_E, FROM_ROUTER, FROM_STRANGER, FROM_Q, AS_D, AS_P, P_DOES, D_DOES, TIME, DELIVER, BREAKS = range(11)
+_KINDS = 11
 _FRAMES = (FROM_E, FROM_ROUTER, FROM_STRANGER, FROM_Q, AS_D, AS_P)
+_OTHERS = (P_DOES, D_DOES, TIME, DELIVER, BREAKS)
 _MOST_STEPS = 32
 
 _NUM_BLOCKS, _BLOCK_SIZE, _NUM_TOKENS, _PORT = 64, 16, 40, 14579
@@ -125,9 +126,9 @@ def changed(data: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
         case 2:
             steps.insert(at, draw.choice(_steps(draw.choice(others)) or steps))
         case 3:
-            steps.insert(at, Step(draw.choice((P_DOES, D_DOES, TIME, DELIVER)), draw.randbytes(1)))
+            steps.insert(at, Step(draw.choice(_OTHERS), draw.randbytes(1)))
         case 4:
-            kinds = _FRAMES if steps[at].kind in _FRAMES else (P_DOES, D_DOES, TIME, DELIVER)
+            kinds = _FRAMES if steps[at].kind in _FRAMES else _OTHERS
             steps[at] = Step(draw.choice(kinds), steps[at].payload)
         case 5:
             payload = bytearray(steps[at].payload or b"\0")
@@ -191,6 +192,8 @@ def seeds() -> list[bytes]:
         [announce, *frames(AS_D, [Hello(_card("D"), 9), newer, Heartbeat()]), advance, Step(P_DOES, b"\4"), finish],
         [announce, wait, deliver, advance, Step(P_DOES, b"\3"), Step(TIME, b"\x08"), deliver, wait],
         [announce, wait, deliver, advance, Step(TIME, b"\x20"), wait, deliver, Step(D_DOES, b"\3"), finish, deliver],
+        [announce, wait, deliver, Step(BREAKS, b"\5"), Step(BREAKS, b"\1"), deliver, advance, finish, deliver],
+        [*hello, announce, wait, Step(BREAKS, b"\2"), deliver, Step(BREAKS, b"\3"), Step(BREAKS, b"\4"), finish],
     ]
     return [_script(steps) for steps in scripts]
 
@@ -295,6 +298,7 @@ class _Rank(Outbox):
         self._world = world
         self.to_clients: list[tuple[bytes, bytes]] = []
         self.to_servers: list[tuple[Address, bytes]] = []
+        self.gone: set[bytes] = set()
         self.core = Core(_card(name), _Transport(world), self, self, Timing())
 
     def resolve(self, address: Address, now: float) -> Address:
@@ -304,6 +308,8 @@ class _Rank(Outbox):
     def hang_up(self, address: Address) -> None: ...
 
     def send_to_client(self, route: bytes, frame: bytes) -> bool:
+        if route in self.gone:
+            return False
         self.to_clients.append((route, frame))
         return True
 
@@ -363,6 +369,8 @@ class _World:
                 self._d_does(_KEYS[argument >> 7], argument & 0x7F)
             case _ if kind == TIME:
                 self.now += argument / 8
+            case _ if kind == BREAKS:
+                self._break(argument % 6)
             case _:
                 self._deliver()
         self._turn()
@@ -400,12 +408,29 @@ class _World:
             to_servers, self._d.to_servers[:] = list(self._d.to_servers), []
             for address, frame in to_servers:
                 if address == _P:
+                    self._p.gone.clear()
                     self._p.core.frame_from_client(b"D", frame, self.now, _CERTIFICATES["D"])
             to_clients, self._p.to_clients[:] = list(self._p.to_clients), []
             for route, frame in to_clients:
                 if route == b"D":
                     self._d.core.frame_from_server(_P, frame, self.now)
             self._turn()
+
+    def _break(self, what: int) -> None:
+        """What the sockets tell of connections and keys."""
+        match what:
+            case 0 | 5:
+                self._p.gone.update({b"D"} if what else {b"E"})
+                self._p.core.clients_broke(self.now)
+            case 1:
+                self._d.core.server_broke(_P, self.now)
+            case 2:
+                self._d.core.server_denies(_P, self.now)
+            case 3:
+                self._p.core.client_revoked(b"E", self.now)
+            case _:
+                self.is_forged = True  # it is said of a P whose process has ended, and this one goes on
+                self._d.core.server_refuses(_P, self.now)
 
     def _command_p(self, command: Command) -> None:
         self._p.core.command(command, self.now)
