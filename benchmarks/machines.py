@@ -57,7 +57,7 @@ class Side:
             num_tokens=BLOCK_SIZE * BLOCKS,
             prompt_digest=DIGEST,
             block_size=BLOCK_SIZE,
-            blocks=tuple(range(BLOCKS)),
+            blocks=tuple(range(BLOCKS * self.number, BLOCKS * (self.number + 1))),  # of this request alone
         )
         self.producer.handle(key, RegisterReceived(PEERS[self.number % len(PEERS)], message), self.now)
 
