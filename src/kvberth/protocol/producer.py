@@ -95,7 +95,7 @@ class _Transfer:
         announced_at, done_at: when the request came, and when its KV was complete.
         writes: when parts of the current registration's blocks were given to the transport, and how many blocks.
         times: as they were at the end.
-        claims: what `named` said after the last event.
+        claimed: the registration, and the one that takes over, whose blocks no other transfer may have.
     """
 
     key: TransferKey
@@ -125,7 +125,7 @@ class _Transfer:
     num_descriptors: int = 0
     is_engine_done: bool = False
     deadline: float | None = None
-    claims: list[tuple[PeerName, tuple[int, ...]]] = field(default_factory=list)
+    claimed: tuple[Register | None, Register | None] = (None, None)
     actions: list[Action] = field(default_factory=list)
 
     def is_registered_by(self, peer: PeerName, attempt: int) -> bool:
@@ -152,12 +152,6 @@ class _Transfer:
             return None
         writes = tuple((now - moment, num_blocks) for moment, num_blocks in self.writes)
         return PrefillTimes(now - self.announced_at, now - self.done_at, writes)
-
-    def named(self) -> list[tuple[PeerName, tuple[int, ...]]]:
-        """The blocks that are written to, by this registration or by the one that takes over."""
-        current = (self.registration, self.peer) if self.registration is not None and self.peer is not None else None
-        pairs = [pair for pair in (current, self.pending) if pair is not None]
-        return [(peer, message.blocks) for message, peer in pairs if message.mode is TransferMode.PUSH]
 
     def attempt_of(self, peer: PeerName) -> int | None:
         """The attempt that this peer waits for; None if it does not."""
@@ -513,11 +507,20 @@ class Producer:
         return self._claims.foreign(transfer.key, peer, message.blocks) if message.mode is TransferMode.PUSH else None
 
     def _claim(self, transfer: _Transfer) -> None:
-        """No other transfer may write to what this one is registered for."""
-        claims = [] if transfer.state is _S.ENDED else transfer.named()
-        if claims != transfer.claims:
-            self._claims.set(transfer.key, claims)
-            transfer.claims = claims
+        """No other transfer may write to what this one is registered for, or will be."""
+        current, (newer, newer_peer) = transfer.registration, transfer.pending or (None, None)
+        if transfer.state is _S.ENDED:
+            current = newer = None
+        before, newer_before = transfer.claimed
+        if current is before and newer is newer_before:
+            return
+        transfer.claimed = current, newer
+        claims = [
+            (peer, message.blocks)
+            for message, peer in ((current, transfer.peer), (newer, newer_peer))
+            if message is not None and peer is not None and message.mode is TransferMode.PUSH
+        ]
+        self._claims.set(transfer.key, claims)
 
     def _adopt(self, transfer: _Transfer, message: Register, peer: PeerName, now: float) -> None:
         """Nobody is registered: take this one."""
