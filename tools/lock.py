@@ -8,6 +8,7 @@ PyTorch's CPU build has none: it comes from different places on different machin
 from one.
 """
 
+import functools
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
@@ -53,7 +55,7 @@ def write(lock: Path, pins: dict[str, str]) -> None:
 
 
 def ask_uv(pins: dict[str, str]) -> dict[str, list[str]]:
-    """The SHA-256 of the files of each pin that fit our platforms, by name: its wheels, or its source if none fits."""
+    """The SHA-256 of the files of each pin that fit, by name: its wheels, and its source if some Python has none."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, answer = Path(folder) / "pins.txt", Path(folder) / "pylock.toml"
         wanted.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
@@ -61,25 +63,26 @@ def ask_uv(pins: dict[str, str]) -> dict[str, list[str]]:
         command += ["--system-certs", "--python-version", SUPPORTED[0], "--format", "pylock.toml"]
         subprocess.run([*command, "--output-file", str(answer), str(wanted)], check=True)
         packages = tomllib.loads(answer.read_text())["packages"]
-    fitting = tags()
-    hashes = {}
-    for package in packages:
-        wheels = [file for file in package.get("wheels", []) if wheel_tags(file) & fitting]
-        files = wheels or [package["sdist"]]
-        hashes[name_of(package["name"])] = sorted(file["hashes"]["sha256"] for file in files)
-    return hashes
+    return {name_of(package["name"]): sorted(hashes_of(package)) for package in packages}
 
 
-def tags() -> frozenset[Tag]:
-    """Of wheels for the supported versions of Python on Linux and x86_64, whatever the age of its C library."""
-    platforms = [*PLATFORMS, *(f"manylinux_2_{minor}_x86_64" for minor in range(5, NEWEST_GLIBC))]
-    found: set[Tag] = set()
+def hashes_of(package: dict[str, Any]) -> set[str]:
+    files = []
     for version in SUPPORTED:
-        major, minor = version.split(".")
-        number = (int(major), int(minor))
-        found.update(cpython_tags(number, platforms=platforms))
-        found.update(compatible_tags(number, interpreter=f"cp{major}{minor}", platforms=platforms))
-    return frozenset(found)
+        fitting = tags(version)
+        wheels = [file for file in package.get("wheels", []) if wheel_tags(file) & fitting]
+        files += wheels or [package["sdist"]]
+    return {file["hashes"]["sha256"] for file in files}
+
+
+@functools.cache
+def tags(version: str) -> frozenset[Tag]:
+    """Of wheels for a version of Python on Linux and x86_64, whatever the age of its C library."""
+    platforms = [*PLATFORMS, *(f"manylinux_2_{minor}_x86_64" for minor in range(5, NEWEST_GLIBC))]
+    major, minor = version.split(".")
+    number = (int(major), int(minor))
+    own = compatible_tags(number, interpreter=f"cp{major}{minor}", platforms=platforms)
+    return frozenset((*cpython_tags(number, platforms=platforms), *own))
 
 
 def wheel_tags(file: dict[str, str]) -> frozenset[Tag]:

@@ -75,9 +75,13 @@ def test_hashes_are_demanded_when_packages_are_installed(tool, monkeypatch, tmp_
     ],
 )
 def test_hashes_are_of_files_for_our_platforms(tool, name, is_kept):
-    """Linux on x86_64 with each supported Python, and any C library of GNU's."""
-    lock = tool("lock")
-    assert bool(lock.wheel_tags({"url": f"somewhere/{name}"}) & lock.tags()) is is_kept
+    """Linux on x86_64 with each supported Python, and any C library of GNU's; the source where one has no wheel."""
+    fallback = {"url": "somewhere/a-1.tar.gz", "hashes": {"sha256": "source"}}
+    package = {"name": "a", "wheels": [{"url": f"somewhere/{name}", "hashes": {"sha256": "wheel"}}], "sdist": fallback}
+    hashes = tool("lock").hashes_of(package)
+    assert ("wheel" in hashes) is is_kept
+    fits_both = is_kept and not re.search("-cp31[12]-cp31", name)
+    assert ("source" in hashes) is not fits_both
 
 
 def answering(**advisories):
