@@ -1,8 +1,8 @@
 """A prefill worker in a process of its own: a real mover over NIXL and ZeroMQ. Run by `test_two_processes`.
 
 Reads one command per line from stdin (`announce ID`, `finish ID`, `stop`) and writes what happens to stdout:
-`released ID`, `connected ENGINE`, `lost ENGINE`, `refused ENGINE WHY`. `offer BLOCKS ID` is a `finish` of an engine
-that does not know its own blocks.
+`released ID`, `connected ENGINE`, `lost ENGINE`. `offer BLOCKS ID` is a `finish` of an engine that does not know its
+own blocks.
 """
 
 import logging
@@ -66,9 +66,6 @@ class _Connections(logging.Handler):
         if "is connected" in record.msg or "is lost" in record.msg:
             what = "connected" if "connected" in record.msg else "lost"
             print(f"{what} {record.args[0]}", flush=True)
-        elif "refused a registration" in record.msg:
-            name, _, why = record.args
-            print(f"refused {name} {why}", flush=True)
 
 
 def main(port: int, keys_dir: str = "") -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.nixl
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
     peer = Peer(free_port())
     yield peer
@@ -26,6 +26,7 @@ def peer() -> Iterator[Peer]:
 
 @pytest.fixture
 def consumer() -> Iterator[Consumer]:
+    """Another one for each test: what P has refused is refused for good."""
     consumer = Consumer()
     yield consumer
     consumer.mover.stop()
@@ -49,23 +50,23 @@ def assert_arrived(consumer: Consumer, transfer_id: str, blocks: tuple[int, ...]
     ],
     ids=["beyond", "before", "twice", "another's"],
 )
-def test_nothing_is_written_for_a_registration_that_is_refused(peer, consumer, blocks, why):
-    """Both sides say why; a transfer beside it gets its bytes, and its blocks are free for the next one then."""
-    peer.tell("announce good", "announce bad")
-    consumer.wait_for(peer, "good", PUSH, (7, 8, 9))
-    consumer.wait_for(peer, "bad", PUSH, blocks)
+def test_nothing_is_written_for_a_registration_that_is_refused(request, peer, consumer, blocks, why):
+    """D hears why; a transfer beside it gets its bytes, and its blocks are free for the next one then."""
+    good, bad, following = (f"{name}-{request.node.callspec.id}" for name in ("good", "bad", "next"))
+    peer.tell(f"announce {good}", f"announce {bad}")
+    consumer.wait_for(peer, good, PUSH, (7, 8, 9))
+    consumer.wait_for(peer, bad, PUSH, blocks)
     report = consumer.report()
-    assert (report.request_id, report.ok, report.reason, report.detail) == ("bad", False, "invalid_blocks", why)
-    peer.expect(f"refused D {why}")
-    peer.tell("finish bad", "finish good")
+    assert (report.request_id, report.ok, report.reason, report.detail) == (bad, False, "invalid_blocks", why)
+    peer.tell(f"finish {bad}", f"finish {good}")
     assert consumer.report().ok
-    peer.expect("released good")
-    assert_arrived(consumer, "good", (7, 8, 9))
+    peer.expect(f"released {good}")
+    assert_arrived(consumer, good, (7, 8, 9))
     consumer.memory[:] = 255
-    peer.tell("announce next", "finish next")
-    consumer.wait_for(peer, "next", PUSH, (4, 8, 5))
+    peer.tell(f"announce {following}", f"finish {following}")
+    consumer.wait_for(peer, following, PUSH, (4, 8, 5))
     assert consumer.report().ok
-    assert_arrived(consumer, "next", (4, 8, 5))
+    assert_arrived(consumer, following, (4, 8, 5))
 
 
 @pytest.mark.parametrize(
@@ -77,12 +78,13 @@ def test_nothing_is_written_for_a_registration_that_is_refused(peer, consumer, b
     ],
     ids=["beyond", "twice", "too few"],
 )
-def test_nothing_is_read_from_blocks_that_cannot_be(peer, consumer, caplog, offered, why):
-    """A prefill worker's offer, in pull."""
-    peer.tell("announce odd")
-    consumer.wait_for(peer, "odd", PULL, (7, 8, 9))
+def test_nothing_is_read_from_blocks_that_cannot_be(request, peer, consumer, caplog, offered, why):
+    """A prefill worker's offer, in pull; the log says why."""
+    odd = f"odd-{request.node.callspec.id}"
+    peer.tell(f"announce {odd}")
+    consumer.wait_for(peer, odd, PULL, (7, 8, 9))
     with caplog.at_level(logging.WARNING):
-        peer.tell(f"offer {','.join(map(str, offered))} odd")
+        peer.tell(f"offer {','.join(map(str, offered))} {odd}")
         report = consumer.report()
     assert not report.ok
     assert why in report.detail

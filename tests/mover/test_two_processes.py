@@ -52,7 +52,11 @@ class Peer:
         )
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.expect("ready", 30)
+        try:
+            self.expect("ready", 100)
+        except queue.Empty:
+            self.close()
+            raise
 
     def _read(self) -> None:
         assert self.process.stdout is not None
