@@ -36,9 +36,9 @@ check: env browser ## format, lint, types and the fast tests
 soak-protocol: env ## random walks of the handoff, for a quarter of an hour; KVBERTH_SOAK_EXAMPLES says how many
 	KVBERTH_SOAK_EXAMPLES=$${KVBERTH_SOAK_EXAMPLES:-20000} $(BIN)/python -m pytest --timeout 0 tests/protocol/test_random_walks.py
 
-fuzz: tools ## a million messages to the control channel; files to the loaders of traces, bodies to the router
-	$(TOOLS)/python -m tests.fuzz protocol --runs $${FUZZ_RUNS:-150000}
-	$(TOOLS)/python -m tests.fuzz traces --runs $${FUZZ_RUNS:-250000}
+fuzz: tools ## a million messages on the control channel (50,000 scripts), files of traces, bodies to the router
+	$(TOOLS)/python -m tests.fuzz protocol --runs $${FUZZ_RUNS:-50000}
+	$(TOOLS)/python -m tests.fuzz traces --runs $${FUZZ_RUNS:-100000}
 	$(TOOLS)/python -m tests.fuzz requests --runs $${FUZZ_RUNS:-1000000}
 
 drills: env ## break a cluster in every way, 25 times each; an hour at a time (DRILL_MINUTES), again to go on
