@@ -114,8 +114,10 @@ def test_a_busy_machine_is_a_doubt():
         type(busy)(**{name: getattr(busy, name) for name in busy.__struct_fields__} | {"idle_share": 0.05}),
         measured(mode="vllm-pull"),
     ]
-    (doubt,) = compared(*cells, rates=(8.0,)).verdict.doubts
+    verdict = compared(*cells, rates=(8.0,)).verdict
+    (doubt,) = verdict.doubts
     assert doubt.startswith("In 1 of 2 cells less than 20%")
+    assert verdict.headline.endswith("But the machine was busy, and this may be its doing.")
 
 
 def curve(ttfts_ms, requests=4):

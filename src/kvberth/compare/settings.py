@@ -189,7 +189,7 @@ def make(chosen: Mapping[str, Any]) -> CompareSettings:
 def quick() -> dict[str, Any]:
     """Settings for a first look: under ten minutes on two cores, one repetition of the cells that tell most."""
     return {
-        "modes": (*DEFAULT_MODES, Mode.VLLM_PULL_INLINE),
+        "modes": DEFAULT_MODES,
         "rates": (1.0, 8.0),
         "prompts": (1024, 16384),
         "seconds": 3.0,

@@ -106,11 +106,13 @@ def _headline(heavy: str, grid: Sequence[CellSummary], ratios: Sequence[Ratio]) 
     best = _best(heavy, grid)
     if best is None:
         return "No mode answered at the heaviest load."
-    everyone = [cell.mode for cell in _at(heavy, grid) if not cell.has_lost_transfers]
+    cells = [cell for cell in _at(heavy, grid) if not cell.has_lost_transfers]
+    everyone = [cell.mode for cell in cells]
     place = f"{prompts_of(best.prompt_tokens)} at {best.rate:g} requests/s"
     if len(everyone) == 1:
         return f"Only {say(best.mode)} was measured; there is nothing to compare it with."
-    return _winner(place, len(everyone), *(_leaders(heavy, metric, grid, ratios) for metric in ("ttft_ms", "tpot_ms")))
+    words = _winner(place, len(everyone), *(_leaders(heavy, metric, grid, ratios) for metric in ("ttft_ms", "tpot_ms")))
+    return f"{words} But the machine was busy, and this may be its doing." if any(map(_is_busy, cells)) else words
 
 
 def _winner(place: str, num_modes: int, soonest: Sequence[str], steadiest: Sequence[str]) -> str:
@@ -209,13 +211,18 @@ def _doubts(cells: Sequence[CellSummary]) -> list[str]:
             "their transfer, since it failed and the decode worker computed the prompt itself. The figures of these "
             "cells are not those of a handoff that works; look into the engines' logs."
         )
-    busy = [cell for cell in cells if cell.idle_share is not None and cell.idle_share < LEAST_IDLE_SHARE]
+    busy = [cell for cell in cells if _is_busy(cell)]
     if busy:
         doubts.append(
             f"In {len(busy)} of {len(cells)} cells less than {LEAST_IDLE_SHARE:.0%} of the machine was idle: their "
             "figures show the machine as well. They are marked with an asterisk."
         )
     return doubts
+
+
+def _is_busy(cell: CellSummary) -> bool:
+    """Its figures show the machine as well."""
+    return cell.idle_share is not None and cell.idle_share < LEAST_IDLE_SHARE
 
 
 def _at(name: str, grid: Sequence[CellSummary]) -> list[CellSummary]:
