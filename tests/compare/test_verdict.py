@@ -144,6 +144,20 @@ def test_a_bend_is_told_from_the_p95_if_it_is_known(requests, why):
     assert found.why.startswith(f"the {why} of TTFT is ")
 
 
+def test_modes_that_do_not_keep_pace_stand_together():
+    """One sentence per prompt length."""
+    cells = [
+        measured([ttft] * 4, mode=mode, of=cell(rate=rate))
+        for mode in ("push", "vllm-pull")
+        for rate, ttft in ((1.0, 100.0), (8.0, 300.0))
+    ]
+    (words,) = [point for point in compared(*cells).verdict.points if "keep pace" in point]
+    assert words == (
+        "With 16k prompts these do not keep pace: kvberth push from 8/s on (the p50 of TTFT is 3.0 times that at 1/s), "
+        "vLLM pull from 8/s on (the p50 of TTFT is 3.0 times that at 1/s)."
+    )
+
+
 def test_failed_requests_bend_a_curve():
     """A mode that drops requests does not keep pace, however fast the rest is."""
     each = measured(records=[record(0), record(1, error="HTTP 500: x")])

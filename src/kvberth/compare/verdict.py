@@ -174,16 +174,14 @@ def _compare_in(name: str, where: str, grid: Sequence[CellSummary], ratios: Sequ
 
 
 def _bend_words(bends: Sequence[Bend]) -> list[str]:
-    """Who does not keep pace, and where: a sentence per mode."""
+    """Who does not keep pace, and where: a sentence per prompt length."""
     if not bends:
         return []
-    found: dict[str, list[str]] = {}
+    found: dict[int, list[str]] = {}
     for bend in bends:
         if bend.rate is not None:
-            found.setdefault(bend.mode, []).append(
-                f"with {prompts_of(bend.prompt_tokens)} from {bend.rate:g}/s on ({bend.why})"
-            )
-    words = [f"{say(mode)} does not keep pace {', '.join(where)}." for mode, where in found.items()]
+            found.setdefault(bend.prompt_tokens, []).append(f"{say(bend.mode)} from {bend.rate:g}/s on ({bend.why})")
+    words = [f"With {prompts_of(count)} these do not keep pace: {', '.join(modes)}." for count, modes in found.items()]
     return words or ["All modes keep their pace at all rates that were measured: no curve bends."]
 
 
