@@ -101,11 +101,22 @@ def test_what_is_missed_has_a_reason():
     assert (met.met, met.reason) == (True, "")
 
 
-def test_a_busy_machine_is_part_of_the_reason():
-    """The figures of such a cell show the machine as well."""
-    busy = msgspec.structs.replace(at(4.0, 90.0), idle_share=0.05)
+@pytest.mark.parametrize("ttft", [50.0, 90.0])
+def test_a_busy_machine_makes_a_target_doubtful(ttft):
+    """Met or missed: the figures of such a cell show the machine as well."""
+    busy = msgspec.structs.replace(at(4.0, ttft), idle_share=0.05)
     (found,) = find(targets(busy, at(4.0, 100.0, mode="vllm-pull")), "T1", "vLLM pull")
-    assert found.reason == "only 5% of the machine was idle with kvberth push"
+    assert found.note == "doubtful, since only 5% of the machine was idle with kvberth push"
+    assert bool(found.reason) is not found.met
+
+
+def test_a_p95_of_too_few_requests_is_no_target():
+    """It says that, and not that nobody has measured."""
+    of = cell(group="chunks-4096")
+    cells = [measured(of=of), measured(mode="vllm-pull", of=of)]
+    found = compute(manifest(settings(modes=ALL, rates=(8.0,), extra=True)), cells, [], {}).targets
+    pull, push = find(found, "T2")
+    assert (pull.value, pull.note, push.note) == (None, "too few requests for a p95", "not measured")
 
 
 def test_t10_must_not_be_worse():

@@ -112,12 +112,15 @@ class _Telling:
     ) -> list[Target]:
         """A line for each of the baselines that was measured, or one that says that none was."""
         title = f"{metric.partition('_')[0].upper()} p{percentile}, {place.words}: {say(mode)}"
-        found = []
+        found, why_not = [], "not measured"
         for baseline in baselines:
             ratio = self._ratios.get((place.group, place.cell, mode, baseline, metric, percentile))
             own = self._cells.get((place.group, place.cell, mode))
             other = self._cells.get((place.group, place.cell, baseline))
-            if ratio is None or own is None or (other is None and baseline != Mode.DECODE_ONLY):
+            if own is None or (other is None and baseline != Mode.DECODE_ONLY):
+                continue
+            if ratio is None:
+                why_not = f"too few requests for a p{percentile}" if percentile > 50 else why_not
                 continue
             is_met = ratio.value <= limit
             found.append(
@@ -128,11 +131,11 @@ class _Telling:
                     interval=(ratio.low, ratio.high),
                     target=limit,
                     met=is_met,
-                    note=note,
+                    note=_join(filter(None, [note, *_busy(own, other)])),
                     reason="" if is_met else _where_it_went(metric, own, other),
                 )
             )
-        return found or [_not_measured(id_, f"{title} / {say(baselines[0])}", limit)]
+        return found or [_not_measured(id_, f"{title} / {say(baselines[0])}", limit, note=why_not)]
 
 
 def _to_first_token(cells: _Figures) -> Target:
@@ -140,7 +143,7 @@ def _to_first_token(cells: _Figures) -> Target:
     push = cells.get((_ALONE.group, _ALONE.cell, Mode.PUSH))
     if push is None or push.handoff_ms is None:
         return _not_measured("T5", name, limit, "ms")
-    value, is_met = push.handoff_ms.p50, push.handoff_ms.p50 <= limit
+    value, is_met, busy = push.handoff_ms.p50, push.handoff_ms.p50 <= limit, _busy(push)
     return Target(
         id="T5",
         name=name,
@@ -149,7 +152,7 @@ def _to_first_token(cells: _Figures) -> Target:
         target=limit,
         unit="ms",
         met=is_met,
-        note="as the router hears of both: of the end from P's connector, of the token from D's stream",
+        note=_join(["as the router hears of both: of the end from P's connector, of the token from D's stream", *busy]),
         reason="" if is_met else _where_it_went("ttft_ms", push),
     )
 
@@ -168,9 +171,14 @@ def _stalls(cells: _Figures) -> Target:
         target=1.0,
         unit="steps",
         met=is_met,
-        note=f"a step is {stall.step_ms:.1f} ms; as a client sees the gaps beside {stall.transfers} transfers, so a "
-        "busy machine shows in them",
-        reason="" if is_met else _join([f"half of these gaps are {stall.p50_ms:.1f} ms or less", *_busy(push)]),
+        note=_join(
+            [
+                f"a step is {stall.step_ms:.1f} ms; as a client sees the gaps beside {stall.transfers} transfers, so a "
+                "busy machine shows in them",
+                *_busy(push),
+            ]
+        ),
+        reason="" if is_met else f"half of these gaps are {stall.p50_ms:.1f} ms or less",
     )
 
 
@@ -186,7 +194,7 @@ def _where_it_went(metric: str, own: CellSummary, other: CellSummary | None = No
             for each in both
             if each.tpot_ms is not None and each.stall is not None
         ]
-    return _join([*filter(None, said), *(words for each in both for words in _busy(each))])
+    return _join(filter(None, said)) or "the figures do not tell"
 
 
 def _first_token(cell: CellSummary) -> str:
@@ -199,15 +207,19 @@ def _first_token(cell: CellSummary) -> str:
     )
 
 
-def _busy(cell: CellSummary) -> list[str]:
-    if cell.idle_share is None or cell.idle_share >= LEAST_IDLE_SHARE:
-        return []
-    return [f"only {cell.idle_share:.0%} of the machine was idle with {say(cell.mode)}"]
+def _busy(*cells: CellSummary | None) -> list[str]:
+    """That the machine had too little to spare, of a target that is met as of one that is missed."""
+    shares = [(each.idle_share, each.mode) for each in cells if each is not None and each.idle_share is not None]
+    return [
+        f"doubtful, since only {share:.0%} of the machine was idle with {say(mode)}"
+        for share, mode in shares
+        if share < LEAST_IDLE_SHARE
+    ]
 
 
 def _join(said: Iterable[str]) -> str:
     return "; ".join(said)
 
 
-def _not_measured(id_: str, name: str, limit: float, unit: str = "") -> Target:
-    return Target(id=id_, name=name, value=None, target=limit, unit=unit, met=None, note="not measured")
+def _not_measured(id_: str, name: str, limit: float, unit: str = "", note: str = "not measured") -> Target:
+    return Target(id=id_, name=name, value=None, target=limit, unit=unit, met=None, note=note)
