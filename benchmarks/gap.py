@@ -54,6 +54,11 @@ class Point:
     over_ours: tuple[float, float, float]
     is_doubtful: bool
 
+    @property
+    def mark(self) -> str:
+        """Behind a figure that shows the machine as well."""
+        return "*" if self.is_doubtful else ""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,9 +188,9 @@ def to_markdown(points: Sequence[Point]) -> str:
     ]
     for point in points:
         ours, pull, push = point.ttft_ms
-        ratios = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in (point.over_vllm, point.over_ours)]
-        name = f"{point.part}{' *' if point.is_doubtful else ''}"
-        lines.append(f"| {name} | {point.rate:g} | {ours:.0f} | {push:.0f} | {pull:.0f} | {' | '.join(ratios)} |")
+        figures = [f"{each:.0f}" for each in (ours, push, pull)]
+        figures += [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in (point.over_vllm, point.over_ours)]
+        lines.append(f"| {point.part} {point.mark} | {point.rate:g} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -194,14 +199,13 @@ def draw(points: Sequence[Point]) -> Figure:
     with mpl.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "kvberth"}):
         figure = Figure(figsize=(9, 7.5), layout="constrained")
         FigureCanvasAgg(figure)
-        (left, right), (below, _) = axes = figure.subplots(2, 2)
-        draw_map(left, points, "vLLM's push", lambda point: point.over_vllm[0])
-        draw_map(right, points, "our push", lambda point: point.over_ours[0])
-        for each in axes[1]:
-            each.remove()
-        below = figure.add_subplot(2, 1, 2)
-        draw_factors(below, [point for point in points if point.rate == BASE_RATE or point.part.startswith("bursts")])
-        figure.suptitle("vLLM's pull: time to first token over push's, 16k prompts (emulated engines)")
+        axes = figure.subplot_mosaic([["vllm", "ours"], ["factors", "factors"]])
+        draw_map(axes["vllm"], points, "vLLM's push", lambda point: point.over_vllm[0])
+        draw_map(axes["ours"], points, "our push", lambda point: point.over_ours[0])
+        at_base = [point for point in points if point.rate == BASE_RATE or point.part.startswith("bursts")]
+        draw_factors(axes["factors"], at_base)
+        starred = "; *: a busy machine, or lost transfers" if any(point.mark for point in points) else ""
+        figure.suptitle(f"vLLM's pull: time to first token over push's, 16k prompts (emulated engines){starred}")
         return figure
 
 
@@ -209,13 +213,15 @@ def draw_map(axes: Axes, points: Sequence[Point], over: str, value: Callable[[Po
     """Utilisation by link time; what was not measured is empty, and twice as slow is framed."""
     names = ["base", *(f"link-{gbps:g}" for gbps in LINKS_GBPS)]
     found = {(point.part, point.rate): value(point) for point in points}
+    marks = {(point.part, point.rate): point.mark for point in points}
     grid = [[found.get((name, rate), float("nan")) for rate in RATES] for name in names]
     axes.imshow(grid, cmap="Oranges", vmin=0.8, vmax=3.0, aspect="auto", origin="lower")
     for row, line in enumerate(grid):
         for column, each in enumerate(line):
             if each == each:  # noqa: PLR0124 - not a number
                 weight = "bold" if each >= TWICE else "normal"
-                axes.text(column, row, f"{each:.2f}", ha="center", va="center", fontweight=weight)
+                text = f"{each:.2f}{marks[names[row], RATES[column]]}"
+                axes.text(column, row, text, ha="center", va="center", fontweight=weight)
     axes.set_xticks(range(len(RATES)), [f"{utilisation(rate):.0%}\n{rate:g}/s" for rate in RATES])
     axes.set_yticks(range(len(names)), ["shared memory", *(f"{link_ms(gbps):.0f} ms" for gbps in LINKS_GBPS)])
     axes.set(xlabel="utilisation of the prefill worker", ylabel="a prompt's time on the link (modelled)")
@@ -231,8 +237,8 @@ def draw_factors(axes: Axes, points: Sequence[Point]) -> None:
         axes.errorbar(values, [row + 0.15 * place for row, _ in rows], xerr=errors, fmt=marker, capsize=2, label=label)
     axes.axvline(TWICE, linestyle=":", color="gray")
     axes.axvline(1.0, color="lightgray")
-    axes.set_yticks(range(len(points)), [point.part for point in points])
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(points)), [f"{point.part} {point.mark}" for point in points])
+    axes.set_ylim(len(points) - 0.5, -0.5)
     axes.set(xlabel="times push's time to first token (p50, 95% interval)")
     axes.set_title(f"one factor at a time, {BASE_RATE:g} requests/s")
     axes.legend()

@@ -71,7 +71,7 @@ def test_what_is_made_of_the_parts(tmp_path, capsys):
     assert all(low <= value <= high for value, low, high in (point.over_ours for point in points))
     gap.report(tmp_path, parts)
     text = (tmp_path / "gap.md").read_text()
-    assert text.count("| link-400 |") == 5
+    assert text.count("| link-400 ") == 5
     assert "hits-50" not in text
     assert "<svg" in (tmp_path / "gap.svg").read_text()
 
