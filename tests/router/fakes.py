@@ -106,7 +106,7 @@ class FakeEngine:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         seen = Seen(scope["path"], headers, body)
         self.seen.append(seen)
         self.arrived.set()

@@ -2,30 +2,13 @@
 
 import pytest
 
-from kvberth.router.answer import Streamed, whole_events
-
-pytestmark = pytest.mark.anyio
+from kvberth.router.answer import WholeEvents
 
 
-class Source:
-    """Gives some chunks and then ends, or breaks."""
-
-    def __init__(self, chunks, breaks=False):
-        self.chunks, self.breaks = list(chunks), breaks
-
-    async def receive(self):
-        if self.chunks:
-            return self.chunks.pop(0)
-        if self.breaks:
-            raise ConnectionResetError
-        return b""
-
-    def close(self):
-        self.chunks = []
-
-
-async def events_of(*chunks):
-    return [event async for event in whole_events(Streamed(200, (), chunks[0], Source(chunks[1:])))]
+def events_of(*chunks):
+    """What is passed on of these chunks, and of the half event behind the last one."""
+    events = WholeEvents()
+    return [whole for whole in [*map(events.cut, chunks), events.rest] if whole]
 
 
 @pytest.mark.parametrize(
@@ -39,23 +22,23 @@ async def events_of(*chunks):
         ([b"data: a\n\n", b"no end"], [b"data: a\n\n", b"no end"]),
     ],
 )
-async def test_chunks_are_cut_where_events_end(chunks, passed):
+def test_chunks_are_cut_where_events_end(chunks, passed):
     """Nothing is lost or changed; a whole chunk of whole events is passed on as it is."""
-    assert await events_of(*chunks) == passed
+    assert events_of(*chunks) == passed
     assert b"".join(passed) == b"".join(chunks)
 
 
-async def test_a_half_event_is_lost_when_the_source_breaks():
-    """What comes behind it, an error event, must not become part of it."""
-    events = whole_events(Streamed(200, (), b"data: a\n\ndata: {", Source([b'"b'], breaks=True)))
-    assert await anext(events) == b"data: a\n\n"
-    with pytest.raises(ConnectionResetError):
-        await anext(events)
+def test_a_half_event_waits_for_its_end():
+    """Where there is none, what comes behind it, an error event, must not become part of it."""
+    events = WholeEvents()
+    assert events.cut(b"data: a\n\ndata: {") == b"data: a\n\n"
+    assert events.cut(b'"b') == b""
+    assert events.rest == b'data: {"b'
 
 
-async def test_an_event_without_an_end_is_not_collected():
+def test_an_event_without_an_end_is_not_collected():
     """What grows beyond eight mebibytes is passed on in pieces."""
     chunks = [b"data: "] + [b"x" * 3_000_000] * 10
-    passed = await events_of(*chunks)
+    passed = events_of(*chunks)
     assert b"".join(passed) == b"".join(chunks)
     assert max(map(len, passed)) < 12_000_000

@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from kvberth.router.config import Mode
+from kvberth.router.engine_client import EngineClient
 from kvberth.router.engines import Engine
-from kvberth.router.legs import _ending_with
+from kvberth.router.errors import FailureKind
+from kvberth.router.legs import DecodeLeg
 
 from .fakes import D_ANSWER, Site, answers, dies, half_answer, hangs, hangs_on_transfer, streams, streams_on
 
@@ -280,22 +282,22 @@ async def test_a_response_that_is_only_announced_is_no_answer_yet(site):
 
 
 async def test_an_engine_that_falls_silent_as_a_leg_runs_out_of_time(site):
-    """The leg's end is on its way already: who found the engine silent must not stumble over it."""
-    clock, engine, found = asyncio.timeout(0), Engine("http://d"), []
-
-    def look() -> None:
-        if engine.on_silent and clock.expired():
-            engine.mark_silent("answers nobody")
-            found.append(engine.problem)
-        else:
-            asyncio.get_running_loop().call_soon(look)
-
-    async def leg() -> None:
-        async with clock, _ending_with(engine, clock):
-            look()
-            await asyncio.sleep(10)
-
-    with pytest.raises(TimeoutError):
-        await leg()
-    assert found == ["answers nobody"]
+    """The leg ends once, and is not told of the other when that comes."""
+    decode, ended = await site.decode(hangs), []
+    engine = Engine(decode.url)
+    async with EngineClient(5) as client, asyncio.timeout(5):
+        leg = DecodeLeg(
+            client,
+            engine,
+            "/v1/completions",
+            headers=[],
+            body=b"{}",
+            seconds=0.05,
+            on_end=lambda event: (ended.append(event), engine.mark_silent("answers nobody")),
+        )
+        (told,) = engine.on_silent.values()
+        await decode.aborted.wait()
+        told()
+    leg.close()
+    assert [event.failure.kind for event in ended] == [FailureKind.FIRST_TOKEN_TIMEOUT]
     assert engine.on_silent == {}

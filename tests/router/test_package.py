@@ -39,7 +39,7 @@ PURE = (
     ),
     *("tally", "timeline", "transfer"),
 )
-NOT_IN_PURE = {"aiohttp", "asyncio", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
+NOT_IN_PURE = {"asyncio", "httptools", "logging", "socket", "starlette", "threading", "time", "uuid", "uvicorn"}
 
 
 def imports_of(path):
@@ -88,7 +88,7 @@ def test_the_router_stands_alone(path):
     What it says to prefill workers are messages of the protocol, which is free of all that, too. OpenTelemetry is an
     extra, which one module imports where traces are asked for.
     """
-    allowed = {"aiohttp", "kvberth", "msgspec", "prometheus_client", "starlette", "uvicorn", "zmq"}
+    allowed = {"httptools", "kvberth", "msgspec", "prometheus_client", "starlette", "uvicorn", "zmq"}
     allowed |= sys.stdlib_module_names | ({"opentelemetry"} if path.stem == "otel" else set())
     imported = set(imports_of(path))
     assert {each.partition(".")[0] for each in imported} <= allowed

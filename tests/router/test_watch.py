@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 
+from kvberth.router.answer import Whole
 from kvberth.router.engines import Engine, EngineInfo, Role
 from kvberth.router.watch import _look, _read_load
 
@@ -134,23 +133,18 @@ async def test_a_reading_of_an_engine_that_has_gone_meanwhile_is_not_kept(monkey
 
 
 class Pages:
-    """In place of a session: these pages hang, each after so many answers; the others are empty and well."""
+    """In place of the client: these pages hang, each after so many answers; the others are empty and well."""
 
     def __init__(self, **answers_left: int) -> None:
         self.answers_left = answers_left
 
-    @asynccontextmanager
-    async def get(self, url: str, **_: object):
-        name = url.rpartition("/")[2]
+    async def fetch(self, _method: str, _url: str, target: str) -> Whole:
+        name = target.strip("/")
         if self.answers_left.get(name) == 0:
             await asyncio.Event().wait()
         if name in self.answers_left:
             self.answers_left[name] -= 1
-
-        async def text() -> str:
-            return ""
-
-        yield SimpleNamespace(status=200, text=text)
+        return Whole(200, (), b"")
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ the client gets no half event, so that the error event behind it can be read. An
 waited for.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Answer", "ByteSource", "Header", "Streamed", "Whole", "whole_events"]
+__all__ = ["Answer", "Header", "StreamBrokenError", "StreamSource", "Streamed", "Whole", "WholeEvents"]
 
 Header = tuple[str, str]
 
@@ -17,11 +17,26 @@ _LARGEST_EVENT_BYTES = 8 * 1024 * 1024  # the token ids of a prompt of a million
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
-class ByteSource(Protocol):
-    """The rest of a stream. `receive` gives b"" when the engine has ended it; `close` aborts it at once."""
+class StreamBrokenError(Exception):
+    """The engine went away in the middle of its answer."""
 
-    async def receive(self) -> bytes: ...
-    def close(self) -> None: ...
+
+class StreamSource(Protocol):
+    """The rest of a stream."""
+
+    def pass_to(self, take: Callable[[bytes], None], tell_end: Callable[[StreamBrokenError | None], None]) -> None:
+        """Give what comes to `take`, and the end to `tell_end`, with the reason if the stream has broken."""
+        ...
+
+    def pause(self) -> None:
+        """Read no more from the engine, until `resume`."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None:
+        """Abort it at once. Neither of the two is called any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +55,33 @@ class Streamed:
     status: int
     headers: tuple[Header, ...]
     first: bytes
-    rest: ByteSource
+    rest: StreamSource
 
 
 Answer = Whole | Streamed
 
 
-async def whole_events(stream: Streamed) -> AsyncGenerator[bytes]:
-    """The same bytes, cut where events end. What `receive` raises passes through; a half event before that is lost."""
-    pending = b""
-    chunk = stream.first
-    while chunk:
-        pending = pending + chunk if pending else chunk
-        end = len(pending) if len(pending) > _LARGEST_EVENT_BYTES else _end_of_events(pending)
-        if end:
-            yield pending[:end]
-            pending = pending[end:]
-        chunk = await stream.rest.receive()
-    if pending:
-        yield pending
+class WholeEvents:
+    """Cuts a stream where events end. `rest` is the half event that has come so far."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def cut(self, chunk: bytes) -> bytes:
+        """The events that end with this chunk, perhaps none."""
+        if self.rest:
+            chunk = self.rest + chunk
+            self.rest = b""
+        elif chunk.endswith(b"\n\n"):  # as nearly all chunks of an engine do
+            return chunk
+        end = len(chunk) if len(chunk) > _LARGEST_EVENT_BYTES else _end_of_events(chunk)
+        self.rest = chunk[end:]
+        return chunk[:end]
 
 
 def _end_of_events(data: bytes) -> int:
-    if data.endswith(_EVENT_ENDS):  # as nearly all chunks of an engine do
+    if data.endswith(_EVENT_ENDS):
         return len(data)
     return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _EVENT_ENDS)

@@ -22,6 +22,7 @@ from kvberth.router.admin import admin_routes, is_change, view_routes
 from kvberth.router.admission import Admission
 from kvberth.router.config import RouterConfig
 from kvberth.router.control import Control
+from kvberth.router.engine_client import EngineClient
 from kvberth.router.engines import Role, Source
 from kvberth.router.engines_file import NamedEngine, read_engines_file
 from kvberth.router.errors import RouterError
@@ -32,7 +33,6 @@ from kvberth.router.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
 from kvberth.router.hosts import HostNames
 from kvberth.router.journal import Journal
 from kvberth.router.keys import ApiKeys
-from kvberth.router.legs import open_session
 from kvberth.router.metrics import Metrics
 from kvberth.router.openapi import description
 from kvberth.router.page import page_routes
@@ -64,8 +64,8 @@ def create_app(config: RouterConfig) -> Starlette:
         admission = Admission(config.max_in_flight, config.max_queue)
         async with (
             Control(keyring) as control,
-            open_session(config.connect_timeout_seconds, api_key=config.engine_api_key, tls=tls) as session,
-            watching(session, config.health_interval_seconds) as watch,
+            EngineClient(config.connect_timeout_seconds, api_key=config.engine_api_key, tls=tls) as client,
+            watching(client, config.health_interval_seconds) as watch,
             open_tracing() as tracing,
         ):
             fleet = Fleet(
@@ -82,7 +82,7 @@ def create_app(config: RouterConfig) -> Starlette:
             roster.apply(in_file)
             metrics = Metrics(fleet, lambda: admission.in_flight, lambda: admission.queued)
             app.state.service = Service(
-                config, fleet, roster, watch, metrics, session, control, admission, Journal(), tracing
+                config, fleet, roster, watch, metrics, client, control, admission, Journal(), tracing
             )
             with rereading(roster, Path(config.engines_file) if config.engines_file is not None else None):
                 yield

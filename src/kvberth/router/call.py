@@ -1,14 +1,13 @@
 """One request at one endpoint: lets it in, reads it, has it answered, and ends it when its client goes away.
 
-Plain ASGI, because a request must hear of its client's going while it waits for engines and while it streams.
+A request must hear of its client's going while it waits for engines and while it streams: from the connection itself,
+since to wait for that over ASGI takes a task of its own.
 """
 
 import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -18,15 +17,13 @@ from kvberth.router.deadline import allowed_seconds, queue_timeout
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.headers import REQUEST_ID, TIMEOUT
-from kvberth.router.reply import Reply, StallWatch
+from kvberth.router.reply import CONNECTION, ClientConnection, Reply
 from kvberth.router.timeline import CLIENT_STALLED, CLIENT_WENT_AWAY, Timeline
 
-__all__ = ["ABORT_EXTENSION", "Call"]
+__all__ = ["Call"]
 
 logger = logging.getLogger(__name__)
 
-# What our server adds to a request's scope: a function that cuts the client's connection, with what is unsent.
-ABORT_EXTENSION = "kvberth.abort"
 _CODE_OF_ABANDONED = 499  # nginx's code, for those who count only: nobody is there to read it
 
 
@@ -49,13 +46,16 @@ class Call(ABC):
         self.service = service
         self.headers = Headers(scope=scope)
         self.request_id: str = scope[REQUEST_ID]
-        self.reply = Reply(send, path)
+        self._connection: ClientConnection = scope[CONNECTION]
+        self.reply = Reply(send, self._connection, path)
         self.arrived = time.monotonic()
         self.queue_seconds = 0.0
         self.allowed_seconds: float | None = None
         self.error: RouterError | None = None
-        self._scope = scope
         self._is_abandoned = False
+        self._has_stalled = False
+        self._task: asyncio.Task[None] | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._timeline = Timeline(self.request_id, route or path, time.time(), self.arrived, method=scope["method"])
         self.trace = service.tracing.begin(self._timeline, self.headers)
 
@@ -113,7 +113,7 @@ class Call(ABC):
             if body is None:
                 self._is_abandoned = True
                 return
-            await self._unless_client_goes(self._wait_and_answer(body, None if place.is_admitted else turn), receive)
+            await self._answer_unless_client_goes(body, None if place.is_admitted else turn)
         finally:
             admission.leave(place, time.monotonic())
 
@@ -166,22 +166,47 @@ class Call(ABC):
             has_more = message.get("more_body", False)
         return b"".join(chunks)
 
-    async def _unless_client_goes(self, work: Coroutine[Any, Any, None], receive: Receive) -> None:
-        working = asyncio.create_task(work)
-        going = asyncio.create_task(_client_goes(receive))
-        watch = StallWatch(self.reply, self.service.config.client_stall_seconds)
+    async def _answer_unless_client_goes(self, body: bytes, turn: asyncio.Event | None) -> None:
+        """The work is this task's own, and cancelled by whoever hears of the client's end."""
+        self._task = asyncio.current_task()
+        self._connection.watcher = self
+        if self._connection.is_gone:
+            self.lost()
+        elif self._connection.is_full:
+            self.full()
         try:
-            await asyncio.wait({working, going, watch.stalled}, return_when=asyncio.FIRST_COMPLETED)
-            self._is_abandoned = not working.done()
+            await self._wait_and_answer(body, turn)
+        except asyncio.CancelledError:
+            if not self._is_abandoned or (self._task is not None and self._task.uncancel()):
+                raise
         finally:
-            watch.close()
-            going.cancel()
-            working.cancel()
-            await asyncio.wait({working, going})
-        if self._is_abandoned and watch.stalled.done():
+            self._connection.watcher = None
+            if self._stall is not None:
+                self._stall.cancel()
+        if self._has_stalled:
             raise _ClientStalledError
-        if not working.cancelled():
-            working.result()
+
+    def lost(self) -> None:
+        """The client is gone."""
+        if not self._is_abandoned and self._task is not None:
+            self._is_abandoned = True
+            self._task.cancel()
+
+    def full(self) -> None:
+        """The client has to read before there is more."""
+        self.reply.hold()
+        seconds = self.service.config.client_stall_seconds
+        self._stall = asyncio.get_running_loop().call_later(seconds, self._lose_patience)
+
+    def drained(self) -> None:
+        """It has."""
+        if self._stall is not None:
+            self._stall.cancel()
+        self.reply.go_on()
+
+    def _lose_patience(self) -> None:
+        self._has_stalled = True
+        self.lost()
 
     async def _send_error(self, error: RouterError, receive: Receive) -> None:
         self.error = error
@@ -197,12 +222,6 @@ class Call(ABC):
         self._is_abandoned = True
         self._timeline.error = CLIENT_STALLED
         logger.warning("request %s: its client has read nothing for too long", self.request_id)
-        extension = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
-        if extension is not None:
-            extension["abort"]()
-            await _client_goes(receive)
-
-
-async def _client_goes(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        self._connection.abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass

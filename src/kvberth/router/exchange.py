@@ -1,4 +1,4 @@
-"""One request's two legs as tasks: carries out the actions of its life and feeds it what comes of them."""
+"""One request's two legs: carries out the actions of its life and feeds it what comes of them."""
 
 import asyncio
 import logging
@@ -7,9 +7,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
 
 from kvberth.router.actions import (
     AbortDecode,
@@ -28,6 +25,7 @@ from kvberth.router.breaker import Outcome
 from kvberth.router.choice import RequestFacts
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
+from kvberth.router.engine_client import EngineClient
 from kvberth.router.engines import Engine, EngineInfo
 from kvberth.router.errors import Failure, FailureKind
 from kvberth.router.events import (
@@ -39,12 +37,11 @@ from kvberth.router.events import (
     HandedOver,
     PrefillAnswered,
     PrefillFailed,
-    PrefillRejected,
 )
 from kvberth.router.fleet import Fleet, Visit
 from kvberth.router.follow import Follow
 from kvberth.router.journal import Journal
-from kvberth.router.legs import abandon, close_stream, run_decode_leg, run_prefill_leg
+from kvberth.router.legs import DecodeEvent, DecodeLeg, PrefillEvent, PrefillLeg
 from kvberth.router.life import Life, State
 from kvberth.router.metrics import Metrics
 from kvberth.router.request import ClientRequest
@@ -67,7 +64,7 @@ class Service:
     roster: Roster
     watch: Watch
     metrics: Metrics
-    session: aiohttp.ClientSession
+    client: EngineClient
     control: Control
     admission: Admission
     journal: Journal
@@ -113,10 +110,9 @@ class Exchange:
         self._new_headers = new_headers
         self._timeline = timeline
         self._with_token_ids = with_token_ids
-        self._prefill: asyncio.Task[PrefillAnswered | PrefillRejected | PrefillFailed] | None = None
-        self._decode: asyncio.Task[DecodeAnswered | DecodeFailed] | None = None
+        self._prefill: PrefillLeg | None = None
+        self._decode: DecodeLeg | None = None
         self._decode_visit: Visit | None = None
-        self._decode_clock = asyncio.timeout(None)
         self._kv_source: Engine | None = None
         self._prefill_began: float | None = None
         self._prefill_seconds = 0.0
@@ -125,7 +121,7 @@ class Exchange:
         self._attempt = 0
         self._follow: Follow | None = None
         self._awaits_moment = False
-        self._is_told: asyncio.Future[None] | None = None
+        self._news: asyncio.Future[None] | None = None
         self._told: deque[Event] = deque()
 
     async def settle(self) -> Answer:
@@ -142,9 +138,9 @@ class Exchange:
                     case StartDecode():
                         self._start_decode(action)
                     case AbortPrefill():
-                        await self._end_prefill()
+                        self._end_prefill()
                     case AbortDecode():
-                        await self._end_decode()
+                        self._end_decode()
                     case Retry(failure):
                         logger.warning("%s leg failed, trying on: %s", failure.leg, failure.detail)
                         self._note(What.RETRIED, leg=failure.leg, reason=failure.kind)
@@ -156,8 +152,8 @@ class Exchange:
                         return answer
                     case Refuse(error):
                         raise error
-            if isinstance(event, DecodeFailed):
-                close_stream(event)
+            if isinstance(event, DecodeFailed) and isinstance(event.answer, Streamed):
+                event.answer.rest.close()
             event = await self._next_event()
             actions = self.life.handle(event)
 
@@ -166,15 +162,15 @@ class Exchange:
         running = 0.0 if self._prefill_began is None else time.monotonic() - self._prefill_began
         return self._prefill_seconds + running
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Abort whatever is still on its way, and let P know that nobody will come for its blocks."""
         if self._delivered is None:
             self._abandon_transfer()
         self._take_kv_from(None)
         if isinstance(self._delivered, Streamed):
             self._delivered.rest.close()
-        await self._end_decode()
-        await self._end_prefill()
+        self._end_decode()
+        self._end_prefill()
         self._end_follow()
 
     async def _next_event(self) -> Event:
@@ -186,33 +182,34 @@ class Exchange:
                 if not self._is_stale(event):
                     return event
             # If both have come, D's answer counts: it is whole even where P has failed meanwhile.
-            elif self._decode is not None and self._decode.done():
-                return self._decode_ended(self._decode.result())
-            elif self._prefill is not None and self._prefill.done():
-                return await self._prefill_ended(self._prefill.result())
+            elif self._decode is not None and (decoded := self._decode.ended) is not None:
+                return self._decode_ended(decoded)
+            elif self._prefill is not None and (prefilled := self._prefill.ended) is not None:
+                return await self._prefill_ended(prefilled)
             else:
-                told = self._is_told = asyncio.get_running_loop().create_future()
-                legs: list[asyncio.Future[Any]] = [leg for leg in (self._decode, self._prefill) if leg is not None]
-                await asyncio.wait([*legs, told], return_when=asyncio.FIRST_COMPLETED)
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
 
     def _is_stale(self, event: Event) -> bool:
         """Whether what was told has been overtaken by a leg's end."""
         match event:
             case BindNow():
-                return self.life.state is not State.PREFILLING or self._prefill is None or self._prefill.done()
+                return (
+                    self.life.state is not State.PREFILLING or self._prefill is None or self._prefill.ended is not None
+                )
             case DecodeBehind():
-                return self.life.state is not State.DECODING or self._decode is None or self._decode.done()
+                return self.life.state is not State.DECODING or self._decode is None or self._decode.ended is not None
             case _:
                 return False
 
-    def _decode_ended(self, event: DecodeAnswered | DecodeFailed) -> Event:
+    def _decode_ended(self, event: DecodeEvent) -> Event:
         self._decode = None
         if isinstance(event, DecodeFailed):
             self._note_failure(event.failure)
             self._leave_decode()
         return event
 
-    async def _prefill_ended(self, event: PrefillAnswered | PrefillRejected | PrefillFailed) -> Event:
+    async def _prefill_ended(self, event: PrefillEvent) -> Event:
         self._prefill = None
         match event:
             case PrefillAnswered():
@@ -223,10 +220,9 @@ class Exchange:
                     self._follow.expect_registration()
             case PrefillFailed(failure):
                 self._note_failure(failure)
-        seconds = self._first_token_seconds()
-        if self._decode is not None and not self._decode.done() and seconds is not None:
+        if self._decode is not None and self._decode.ended is None:
             # Until now D could only wait for P, whose own clock ran.
-            self._decode_clock.reschedule(asyncio.get_running_loop().time() + seconds)
+            self._decode.set_clock(self._first_token_seconds())
         return event
 
     async def _refresh_loads(self) -> None:
@@ -266,58 +262,61 @@ class Exchange:
 
     def _tell(self, event: Event) -> None:
         self._told.append(event)
-        if self._is_told is not None and not self._is_told.done():
-            self._is_told.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _start_prefill(self, engine: Engine, transfer_params: bytes) -> None:
-        # Counted here and not in the task, so that a choice in the same instant sees it.
         fleet = self._service.fleet
+
+        def finish(event: PrefillEvent | None) -> None:
+            now = time.monotonic()
+            if isinstance(event, PrefillAnswered):
+                fleet.prefilled(visit, now)
+            fleet.report(visit, _outcome(event), now)
+            fleet.leave(visit)
+            self._stop_prefill_clock()
+            self._wake()
+
+        self._prefill = PrefillLeg(
+            self._service.client,
+            engine,
+            self._request.endpoint,
+            headers=self._new_headers(),
+            body=self._request.prefill_body(transfer_params),
+            seconds=self._service.config.first_token_timeout_seconds,
+            on_end=finish,
+        )
         visit = fleet.enter(engine, self._facts, time.monotonic())
         self._prefill_began = visit.started_at
 
-        def finish(leg: asyncio.Task[Any]) -> None:
-            now = time.monotonic()
-            if _has_prefilled(leg):
-                fleet.prefilled(visit, now)
-            fleet.report(visit, _outcome(leg), now)
-            fleet.leave(visit)
-            self._stop_prefill_clock()
-
-        self._prefill = asyncio.create_task(
-            run_prefill_leg(
-                self._service.session,
-                engine,
-                self._request.endpoint,
-                headers=self._new_headers(),
-                body=self._request.prefill_body(transfer_params),
-                first_token_timeout_seconds=self._service.config.first_token_timeout_seconds,
-            )
-        )
-        self._prefill.add_done_callback(finish)
-
     def _start_decode(self, action: StartDecode) -> None:
-        # Counted until `_end_decode`: the engine is busy for as long as it streams.
         engine, fleet = action.engine, self._service.fleet
         self._leave_decode()
-        visit = self._decode_visit = fleet.enter(engine, self._facts, time.monotonic())
         self._awaits_moment = False
         self._attempt = action.attempt
         if action.transfer_params is None:
             self._end_follow()
             self._note(What.LEFT_UNDIVIDED, reason=self.life.undivided_reason or "")
         self._note(What.DECODE_SENT, engine=engine.url, reason=action.reason, attempt=action.attempt)
-        self._decode_clock = asyncio.timeout(self._first_token_seconds() if self._prefill is None else None)
-        self._decode = asyncio.create_task(
-            run_decode_leg(
-                self._service.session,
-                engine,
-                self._request.endpoint,
-                headers=self._new_headers(),
-                body=self._request.decode_body(action.transfer_params, with_token_ids=self._with_token_ids),
-                clock=self._decode_clock,
-            )
+
+        def finish(event: DecodeEvent | None) -> None:
+            fleet.report(visit, _outcome(event), time.monotonic())
+            self._wake()
+
+        self._decode = DecodeLeg(
+            self._service.client,
+            engine,
+            self._request.endpoint,
+            headers=self._new_headers(),
+            body=self._request.decode_body(action.transfer_params, with_token_ids=self._with_token_ids),
+            seconds=self._first_token_seconds() if self._prefill is None else None,
+            on_end=finish,
         )
-        self._decode.add_done_callback(lambda leg: fleet.report(visit, _outcome(leg), time.monotonic()))
+        # Counted until `_end_decode`: the engine is busy for as long as it streams.
+        self._decode_visit = visit = fleet.enter(engine, self._facts, time.monotonic())
         if self._prefill is None and self._follow is not None:
             self._follow.expect_registration()
 
@@ -341,16 +340,16 @@ class Exchange:
             self._service.control.abandon(*self._transfer, self._request.num_consumers, self._attempt)
             self._transfer = None
 
-    async def _end_prefill(self) -> None:
+    def _end_prefill(self) -> None:
         leg, self._prefill = self._prefill, None
         if leg is not None:
-            await abandon(leg)
+            leg.close()
 
-    async def _end_decode(self) -> None:
+    def _end_decode(self) -> None:
         leg, self._decode = self._decode, None
         self._leave_decode()
         if leg is not None:
-            await abandon(leg)
+            leg.close()
 
     def _leave_decode(self) -> None:
         visit, self._decode_visit = self._decode_visit, None
@@ -376,15 +375,11 @@ class Exchange:
         self._note(What.LEG_FAILED, leg=failure.leg, kind=failure.kind, detail=failure.detail)
 
 
-def _has_prefilled(leg: asyncio.Task[Any]) -> bool:
-    return not leg.cancelled() and leg.exception() is None and isinstance(leg.result(), PrefillAnswered)
-
-
-def _outcome(leg: asyncio.Task[Any]) -> Outcome:
-    """What a leg that has ended proves of its engine."""
-    if leg.cancelled() or leg.exception() is not None:
-        return Outcome.UNDECIDED
-    match leg.result():
+def _outcome(event: PrefillEvent | DecodeEvent | None) -> Outcome:
+    """What a leg proves of its engine with how it ended; None was cut short."""
+    match event:
+        case None:
+            return Outcome.UNDECIDED
         case PrefillFailed(failure) | DecodeFailed(failure):
             is_slow = failure.kind is FailureKind.FIRST_TOKEN_TIMEOUT
             return Outcome.UNDECIDED if is_slow else Outcome.FAILURE

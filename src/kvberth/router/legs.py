@@ -1,21 +1,16 @@
-"""The two legs as HTTP: one function per leg, each ends in one event for the request's life.
+"""The two legs as HTTP: each is one request to an engine, and ends in one event for the request's life.
 
 Closing the connection is how a leg is aborted: vLLM ends a request whose client has gone, and its connector then frees
-what the transfer held. Cancelling the task that runs one of these functions does that.
+what the transfer held. `close` does that.
 """
 
 import asyncio
-import logging
-import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from io import BytesIO
-from typing import Any
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-import aiohttp
-
-from kvberth.router.answer import Header, Streamed, Whole
+from kvberth.router.answer import Header, StreamBrokenError, Streamed, Whole
+from kvberth.router.engine_client import ConnectTimeoutError, EngineClient, HttpError
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, FailureKind, Leg
 from kvberth.router.events import DecodeAnswered, DecodeFailed, PrefillAnswered, PrefillFailed, PrefillRejected
@@ -23,203 +18,250 @@ from kvberth.router.forms import begins_with_failure, is_preamble, readable_erro
 from kvberth.router.headers import JSON, response_headers
 from kvberth.router.request import take_transfer_params, without_transfer_params
 
-__all__ = ["StreamBrokenError", "abandon", "close_stream", "open_session", "run_decode_leg", "run_prefill_leg"]
+__all__ = ["DecodeEvent", "DecodeLeg", "PrefillEvent", "PrefillLeg"]
 
-logger = logging.getLogger(__name__)
+PrefillEvent = PrefillAnswered | PrefillRejected | PrefillFailed
+DecodeEvent = DecodeAnswered | DecodeFailed
+_Event = TypeVar("_Event", PrefillEvent, DecodeEvent)
 
-# vLLM closes a connection that was idle for 5 s. One that is younger is not closed while a request is on its way.
-_IDLE_SECONDS = 2.0
+_EVENT_STREAM = "text/event-stream"
+# Of a stream, what is read before its client is there to take it.
+_MOST_UNREAD_BYTES = 64 * 1024
 
 
-class StreamBrokenError(Exception):
-    """The engine went away in the middle of its answer."""
+class _Leg(Generic[_Event]):
+    """One request to an engine, on its way from the moment that it is made. For the event loop's thread.
 
+    `ended` is the event that it ended in; None until then, and for ever if it is closed before.
 
-class _ResponseBytes:
-    """The bytes of a response as they come."""
+    Args:
+        seconds: see `set_clock`.
+        on_end: called once, with None for a leg that is closed before its end.
+    """
 
-    def __init__(self, engine: Engine, response: aiohttp.ClientResponse) -> None:
+    _name: Leg
+
+    def __init__(
+        self,
+        client: EngineClient,
+        engine: Engine,
+        path: str,
+        *,
+        headers: list[Header],
+        body: bytes,
+        seconds: float | None,
+        on_end: Callable[[_Event | None], None],
+    ) -> None:
+        self.ended: _Event | None = None
         self._engine = engine
-        self._response = response
-        engine.on_silent[self] = response.close  # which ends a read that waits
+        self._path = path
+        self._on_end: Callable[[_Event | None], None] = on_end
+        self._is_closed = False
+        self._status = 0
+        self._headers: list[Header] = []
+        self._content: list[bytes] = []
+        self._clock: asyncio.TimerHandle | None = None
+        self._ask = client.ask("POST", engine.url, path, self, headers=headers, body=body)
+        self.set_clock(seconds)
+        engine.on_silent[self] = self._hear_silence
 
-    async def receive(self) -> bytes:
-        try:
-            chunk = await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            if self._engine.is_ready:
-                self._engine.mark_unready(_describe(error))
-            raise StreamBrokenError(f"{self._engine.url}: {_describe(error)}") from error
-        self._engine.heard_at = time.monotonic()
-        return chunk
+    def set_clock(self, seconds: float | None) -> None:
+        """From now, the time until an answer, or a stream's first bytes; None is no limit."""
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        if seconds is not None:
+            self._clock = asyncio.get_running_loop().call_later(seconds, self._lose_patience)
 
     def close(self) -> None:
+        """End it and its connection, whatever it is at."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._engine.on_silent.pop(self, None)
-        self._response.close()
+        self._ask.close()
+        if self.ended is None:
+            self.set_clock(None)
+            self._on_end(None)
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        self._status, self._headers = status, headers
+
+    def on_body(self, data: bytes) -> None:
+        self._content.append(data)
+
+    def on_end(self, error: HttpError | None) -> None:
+        raise NotImplementedError
+
+    def _failed(self, failure: Failure) -> _Event:
+        raise NotImplementedError
+
+    def _end(self, event: _Event) -> None:
+        """The connection is left alone: it is free again, or has a stream's rest to come."""
+        self.ended = event
+        self.set_clock(None)
+        self._on_end(event)
+
+    def _end_with_error(self, error: HttpError) -> None:
+        self._engine.on_silent.pop(self, None)
+        # Whoever refuses, resets or hangs up is gone for now; the watch finds out when it is back.
+        self._engine.mark_unready(str(error))
+        kind = FailureKind.CONNECT_TIMEOUT if isinstance(error, ConnectTimeoutError) else FailureKind.UNREACHABLE
+        self._end(self._failed(Failure(self._name, kind, f"{self._engine.url}: {error}")))
+
+    def _lose_patience(self) -> None:
+        # Slow is not gone: an engine with a long queue stays in service.
+        self._give_up(FailureKind.FIRST_TOKEN_TIMEOUT, f"{self._engine.url}: nothing came in time")
+
+    def _hear_silence(self) -> None:
+        self._give_up(FailureKind.SILENT, f"{self._engine.url} answers nobody")
+
+    def _give_up(self, kind: FailureKind, detail: str) -> None:
+        if self._is_closed or self.ended is not None:
+            return
+        self._engine.on_silent.pop(self, None)
+        self._ask.close()
+        self._end(self._failed(Failure(self._name, kind, detail)))
 
 
-def open_session(
-    connect_timeout_seconds: float, *, api_key: str | None = None, tls: ssl.SSLContext | bool = True
-) -> aiohttp.ClientSession:
-    """The connection pool for all that engines are asked. Its size is unbounded: `max_in_flight` bounds what comes in.
+class PrefillLeg(_Leg[PrefillEvent]):
+    """P's leg. Its answer is one token that nobody reads, and the transfer's parameters."""
 
-    `api_key` goes with every request. `tls` is what certificates of https engines are checked against; False: nothing.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=tls),
-        # `connect` and not `sock_connect`: the name's resolution counts too.
-        timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_seconds),
-        headers={"authorization": f"Bearer {api_key}"} if api_key is not None else None,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
-    )
+    _name = "prefill"
 
+    def on_end(self, error: HttpError | None) -> None:
+        if error is not None:
+            self._end_with_error(error)
+            return
+        engine = self._engine
+        engine.on_silent.pop(self, None)
+        engine.heard_at = time.monotonic()
+        answer = b"".join(self._content)
+        if self._status == 200:
+            self._end(PrefillAnswered(take_transfer_params(answer)))
+        elif 400 <= self._status < 500:
+            self._end(PrefillRejected(Whole(self._status, response_headers(self._headers), answer)))
+        else:
+            self._end(self._failed(_server_error(self._name, f"{engine.url} answered {self._status}")))
 
-async def run_prefill_leg(
-    session: aiohttp.ClientSession,
-    engine: Engine,
-    path: str,
-    *,
-    headers: list[Header],
-    body: bytes,
-    first_token_timeout_seconds: float,
-) -> PrefillAnswered | PrefillRejected | PrefillFailed:
-    """P's leg from request to answer. The answer is one token that nobody reads, and the transfer's parameters."""
-    clock = asyncio.timeout(first_token_timeout_seconds)
-    try:
-        async with (
-            clock,
-            _ending_with(engine, clock),
-            session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False) as response,
-        ):
-            answer = await response.read()
-    except (aiohttp.ClientError, OSError) as error:
-        return PrefillFailed(_failure("prefill", engine, error))
-    engine.heard_at = time.monotonic()
-    if response.status == 200:
-        return PrefillAnswered(take_transfer_params(answer))
-    if 400 <= response.status < 500:
-        return PrefillRejected(Whole(response.status, response_headers(response.headers.items()), answer))
-    return PrefillFailed(Failure("prefill", FailureKind.SERVER_ERROR, f"{engine.url} answered {response.status}"))
+    def _failed(self, failure: Failure) -> PrefillEvent:
+        return PrefillFailed(failure)
 
 
-async def run_decode_leg(
-    session: aiohttp.ClientSession,
-    engine: Engine,
-    path: str,
-    *,
-    headers: list[Header],
-    body: bytes,
-    clock: asyncio.Timeout,
-) -> DecodeAnswered | DecodeFailed:
-    """D's leg up to its first bytes (a stream) or to its end (everything else).
+class DecodeLeg(_Leg[DecodeEvent]):
+    """D's leg. It ends with its answer's first bytes (a stream) or with all of it, and is then the stream's rest.
 
     vLLM sends the head of a stream before it has scheduled the request, and of Responses two events as well, so these
     prove nothing: until the first bytes behind them the answer may still come from somewhere else. Those may be an
-    error. The caller owns the stream and closes it, and sets the `clock` for its first bytes.
+    error. Who made the leg closes it and with it the stream.
     """
-    response: aiohttp.ClientResponse | None = None
-    try:
-        async with clock, _ending_with(engine, clock):
-            # Where P's leg has just begun, its request goes out first: D waits for P, and nobody for D's request.
-            await asyncio.sleep(0)
-            response = await session.post(engine.url + path, data=BytesIO(body), headers=headers, allow_redirects=False)
-            is_stream = response.status == 200 and response.content_type == "text/event-stream"
-            content = await (_first_bytes(response, path) if is_stream else response.read())
-    except (aiohttp.ClientError, OSError) as error:
-        if response is not None:
-            response.close()
-        return DecodeFailed(_failure("decode", engine, error))
-    except asyncio.CancelledError:
-        if response is not None:
-            response.close()
-        raise
-    engine.heard_at = time.monotonic()
-    if response.status == 200 and not content:
-        response.close()
-        return DecodeFailed(Failure("decode", FailureKind.UNREACHABLE, f"{engine.url} answered 200 and nothing else"))
-    kept = response_headers(response.headers.items())
-    if response.status >= 500:
+
+    _name = "decode"
+    _is_stream = False
+    _is_over = False
+    _problem: StreamBrokenError | None = None
+    _take: Callable[[bytes], None] | None = None
+    _tell_end: Callable[[StreamBrokenError | None], None] | None = None
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        super().on_head(status, headers)
+        self._is_stream = status == 200 and _media_type(headers) == _EVENT_STREAM
+
+    def on_body(self, data: bytes) -> None:
+        if self._take is not None:
+            self._engine.heard_at = time.monotonic()
+            self._take(data)
+            return
+        self._content.append(data)
+        if not self._is_stream:
+            return
+        if self.ended is None:
+            content = b"".join(self._content)
+            if not is_preamble(self._path, content):
+                self._answer_stream(content)
+        elif sum(map(len, self._content)) > _MOST_UNREAD_BYTES:
+            self._ask.pause()
+
+    def on_end(self, error: HttpError | None) -> None:
+        if self.ended is not None:
+            self._end_stream(error)
+        elif error is not None:
+            self._end_with_error(error)
+        elif self._is_stream and (content := b"".join(self._content)):
+            self._answer_stream(content)
+            self._end_stream(None)
+        else:
+            self._engine.on_silent.pop(self, None)
+            self._answer_whole(b"".join(self._content))
+
+    def pass_to(self, take: Callable[[bytes], None], tell_end: Callable[[StreamBrokenError | None], None]) -> None:
+        """Give the stream's rest to `take` as it comes, and its end to `tell_end`, with why if it has broken."""
+        self._take, self._tell_end = take, tell_end
+        unread, self._content = b"".join(self._content), []
+        if unread:
+            take(unread)
+        if self._is_over:
+            tell_end(self._problem)
+        else:
+            self._ask.resume()
+
+    def pause(self) -> None:
+        self._ask.pause()
+
+    def resume(self) -> None:
+        self._ask.resume()
+
+    def _answer_stream(self, content: bytes) -> None:
+        self._content = []
+        self._engine.heard_at = time.monotonic()
+        stream = Streamed(self._status, response_headers(self._headers), content, self)
+        if begins_with_failure(content):
+            failure = _server_error(self._name, f"{self._engine.url} began its stream with an error")
+            self._end(DecodeFailed(failure, stream))
+        else:
+            self._end(DecodeAnswered(stream))
+
+    def _answer_whole(self, content: bytes) -> None:
+        url, status = self._engine.url, self._status
+        self._engine.heard_at = time.monotonic()
+        if status == 200 and not content:
+            text = f"{url} answered 200 and nothing else"
+            self._end(DecodeFailed(Failure(self._name, FailureKind.UNREACHABLE, text)))
+            return
+        kept = response_headers(self._headers)
+        if status < 500:
+            self._end(DecodeAnswered(Whole(status, kept, without_transfer_params(content))))
+            return
         headers_without_type = tuple(header for header in kept if header[0] != "content-type")
-        said = readable_error(path, response.status, content, leg="decode")
-        failure = Failure("decode", FailureKind.SERVER_ERROR, f"{engine.url} answered {response.status}")
-        return DecodeFailed(failure, Whole(response.status, (*headers_without_type, JSON), said))
-    if not is_stream:
-        return DecodeAnswered(Whole(response.status, kept, without_transfer_params(content)))
-    stream = Streamed(response.status, kept, content, _ResponseBytes(engine, response))
-    if begins_with_failure(content):
-        failure = Failure("decode", FailureKind.SERVER_ERROR, f"{engine.url} began its stream with an error")
-        return DecodeFailed(failure, stream)
-    return DecodeAnswered(stream)
+        said = readable_error(self._path, status, content, leg=self._name)
+        failure = _server_error(self._name, f"{url} answered {status}")
+        self._end(DecodeFailed(failure, Whole(status, (*headers_without_type, JSON), said)))
+
+    def _end_stream(self, error: HttpError | None) -> None:
+        self._is_over = True
+        self._engine.on_silent.pop(self, None)
+        if error is not None:
+            if self._engine.is_ready:
+                self._engine.mark_unready(str(error))
+            self._problem = StreamBrokenError(f"{self._engine.url}: {error}")
+        if self._tell_end is not None:
+            self._tell_end(self._problem)
+
+    def _hear_silence(self) -> None:
+        if self.ended is None:
+            super()._hear_silence()
+        elif not self._is_closed and not self._is_over:
+            self._ask.close()
+            self._end_stream(HttpError("answers nobody"))
+
+    def _failed(self, failure: Failure) -> DecodeEvent:
+        return DecodeFailed(failure)
 
 
-async def _first_bytes(response: aiohttp.ClientResponse, path: str) -> bytes:
-    """A stream up to the first bytes that say something of the answer."""
-    content = await response.content.readany()
-    while is_preamble(path, content) and (more := await response.content.readany()):
-        content += more
-    return content
+def _server_error(leg: Leg, detail: str) -> Failure:
+    return Failure(leg, FailureKind.SERVER_ERROR, detail)
 
 
-async def abandon(leg: asyncio.Task[Any]) -> None:
-    """End a leg and its connection, whatever it is at; returns when both are gone."""
-    leg.cancel()
-    await asyncio.wait({leg})
-    if leg.cancelled():
-        return
-    if error := leg.exception():
-        logger.error("a leg ended in an unexpected error", exc_info=error)
-        return
-    close_stream(leg.result())
-
-
-def close_stream(ended: object) -> None:
-    """Close the stream that a leg's result holds, if it holds one."""
-    match ended:
-        case DecodeAnswered(Streamed(rest=rest)) | DecodeFailed(answer=Streamed(rest=rest)):
-            rest.close()
-
-
-@asynccontextmanager
-async def _ending_with(engine: Engine, clock: asyncio.Timeout) -> AsyncIterator[None]:
-    """Within `clock`: let its time be up as soon as the engine is found to answer nobody."""
-    loop = asyncio.get_running_loop()
-    is_silent = False
-
-    def give_up() -> None:
-        nonlocal is_silent
-        if not clock.expired():  # one whose time is up already cannot be set anew
-            is_silent = True
-            clock.reschedule(loop.time())
-
-    key = object()
-    engine.on_silent[key] = give_up
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        if is_silent:
-            raise _SilentError from error
-        raise
-    finally:
-        del engine.on_silent[key]
-
-
-class _SilentError(aiohttp.ClientError):
-    """The engine answers nobody any more."""
-
-
-def _failure(leg: Leg, engine: Engine, error: Exception) -> Failure:
-    if isinstance(error, _SilentError):
-        return Failure(leg, FailureKind.SILENT, f"{engine.url} answers nobody")
-    detail = f"{engine.url}: {_describe(error)}"
-    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-        # Slow is not gone: an engine with a long queue stays in service.
-        return Failure(leg, FailureKind.FIRST_TOKEN_TIMEOUT, f"{engine.url}: nothing came in time")
-    # Whoever refuses, resets or hangs up is gone for now; the watch finds out when it is back.
-    engine.mark_unready(_describe(error))
-    has_timed_out = isinstance(error, aiohttp.ConnectionTimeoutError)
-    return Failure(leg, FailureKind.CONNECT_TIMEOUT if has_timed_out else FailureKind.UNREACHABLE, detail)
-
-
-def _describe(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _media_type(headers: list[Header]) -> str:
+    said = next((value for name, value in headers if name == "content-type"), "")
+    return said.partition(";")[0].strip().lower()

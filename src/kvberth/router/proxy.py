@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from kvberth.router.answer import Answer, Header, Streamed
+from kvberth.router.answer import Answer, Header, StreamBrokenError, Streamed
 from kvberth.router.binding import Binding
 from kvberth.router.call import Call
 from kvberth.router.config import Mode
@@ -19,7 +19,6 @@ from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Exchange, Service
 from kvberth.router.headers import BINDING, MODE, PATH, REASON, request_headers
-from kvberth.router.legs import StreamBrokenError
 from kvberth.router.request import ClientRequest, Endpoint, parse_request
 from kvberth.router.tally import Tally
 from kvberth.router.timeline import What
@@ -136,7 +135,7 @@ class _Generation(Call):
             else:
                 return
             finally:
-                await exchange.close()
+                exchange.close()
             request = self._continue(continuation, broken)
 
     def _continue(self, continuation: Continuation, broken: StreamBrokenError) -> ClientRequest:

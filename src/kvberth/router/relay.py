@@ -8,16 +8,15 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from io import BytesIO
 from urllib.parse import quote
 
-import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from kvberth.router.answer import Whole
 from kvberth.router.breaker import Outcome
 from kvberth.router.call import Call
 from kvberth.router.choice import RequestFacts
+from kvberth.router.engine_client import HttpError
 from kvberth.router.engines import Engine
 from kvberth.router.errors import FailureKind, RouterError
 from kvberth.router.exchange import Service
@@ -85,8 +84,8 @@ class _RelayedCall(Call):
         for engine in self._candidates():
             try:
                 return await self._ask_engine(engine, body)
-            except (aiohttp.ClientError, OSError) as error:
-                detail = str(error) or type(error).__name__
+            except HttpError as error:
+                detail = str(error)
                 engine.mark_unready(detail)
                 self._timeline.note(
                     time.monotonic(), What.LEG_FAILED, leg="decode", kind=FailureKind.UNREACHABLE, detail=detail
@@ -112,18 +111,13 @@ class _RelayedCall(Call):
         self._timeline.note(visit.started_at, What.DECODE_SENT, engine=engine.url)
         outcome = Outcome.UNDECIDED
         try:
-            async with self.service.session.request(
-                self._method,
-                engine.url + quote(self.path),
-                data=BytesIO(body) if body else None,
-                headers=self.trace.leg_headers(kept),
-                allow_redirects=False,
-            ) as response:
-                content = await response.read()
-        except (aiohttp.ClientError, OSError):
+            answer = await self.service.client.fetch(
+                self._method, engine.url, quote(self.path), headers=self.trace.leg_headers(kept), body=body
+            )
+        except HttpError:
             outcome = Outcome.FAILURE
             raise
         finally:
             fleet.report(visit, outcome, time.monotonic())
             fleet.leave(visit)
-        return Whole(response.status, response_headers(response.headers.items()), content)
+        return Whole(answer.status, response_headers(answer.headers), answer.body)

@@ -1,36 +1,74 @@
-"""Sends one response over ASGI and remembers how far it came.
+"""Sends one response and remembers how far it came: heads and ends over ASGI, a stream's events past it.
 
-What a client does not read is not collected here: the server's `send` waits while its buffer for the connection is
-full, and no more is read from the engine meanwhile. `StallWatch` tells when that has lasted too long.
+What a client does not read is not collected here: while the server's buffer for its connection is full, no more is read
+from the engine.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from typing import Protocol
 
 from starlette.types import Message, Send
 
-from kvberth.router.answer import Header, Streamed, Whole, whole_events
+from kvberth.router.answer import Header, StreamBrokenError, Streamed, StreamSource, Whole, WholeEvents
 from kvberth.router.errors import RouterError
 from kvberth.router.forms import error_event, error_response
 from kvberth.router.headers import JSON
 
-__all__ = ["Reply", "StallWatch"]
+__all__ = ["CONNECTION", "ClientConnection", "Reply", "Watcher"]
+
+CONNECTION = "kvberth.connection"
+"""The key of a scope under which our server puts the client's connection."""
+
+
+class Watcher(Protocol):
+    """Who hears what happens to a client's connection. Nothing of that is heard twice in a row."""
+
+    def lost(self) -> None:
+        """The client is gone."""
+        ...
+
+    def full(self) -> None:
+        """What is written waits for the client to read."""
+        ...
+
+    def drained(self) -> None:
+        """It has read most of it."""
+        ...
+
+
+class ClientConnection(Protocol):
+    """What our server lets a request do beside ASGI, where a task for each wait would cost as much as its work."""
+
+    watcher: Watcher | None
+
+    @property
+    def is_gone(self) -> bool: ...
+    @property
+    def is_full(self) -> bool: ...
+
+    def write_body(self, data: bytes) -> None:
+        """One more piece of a body whose head is sent and has not said its length. Never waits."""
+        ...
+
+    def abort(self) -> None:
+        """Cut it, with what is unsent."""
+        ...
 
 
 class Reply:
     """A response in the making. `status` is None until its head is sent; from then on an error cannot change it.
 
-    `path` decides the form of errors. `sending_since` is when the send that waits for the client began, or None.
+    `path` decides the form of errors. Whoever watches the connection says when to `hold` and when to `go_on`.
     """
 
-    def __init__(self, send: Send, path: str) -> None:
+    def __init__(self, send: Send, connection: ClientConnection, path: str) -> None:
         self.status: int | None = None
         self._is_mid_stream = False
         self._path = path
-        self._send_now = send
-        self.sending_since: float | None = None
+        self._send = send
+        self._connection = connection
+        self._source: StreamSource | None = None
 
     async def send_whole(self, answer: Whole, own_headers: Iterable[Header] = ()) -> None:
         length = ("content-length", str(len(answer.body)))
@@ -46,16 +84,13 @@ class Reply:
     ) -> None:
         """Pass a stream on, or what `pass_on` makes of its events.
 
-        What its source raises passes through, with the response left open: for `send_error`, or for another stream that
-        goes on where this one ended.
+        Raises `StreamBrokenError`, and what `pass_on` raises, with the response left open: for `send_error`, or for
+        another stream that goes on where this one ended.
         """
         if self.status is None:
             await self._send_head(answer.status, (*answer.headers, *own_headers))
             self._is_mid_stream = True
-        async with aclosing(whole_events(answer)) as events:
-            async for chunk in events:
-                body = chunk if pass_on is None else pass_on(chunk)
-                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._pass(answer, pass_on)
         self._is_mid_stream = False
         await self._send({"type": "http.response.body"})
 
@@ -73,37 +108,54 @@ class Reply:
         headers = (JSON, *error.headers, *own_headers)
         await self.send_whole(Whole(error.status, headers, error_response(self._path, error)))
 
+    def hold(self) -> None:
+        """The client does not read: neither does the router."""
+        if self._source is not None:
+            self._source.pause()
+
+    def go_on(self) -> None:
+        if self._source is not None:
+            self._source.resume()
+
+    async def _pass(self, answer: Streamed, pass_on: Callable[[bytes], bytes] | None) -> None:
+        """Each chunk goes from the engine's connection to the client's at once: only the stream's end wakes a task."""
+        events = WholeEvents()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take(chunk: bytes) -> None:
+            if ended.done():
+                return
+            try:
+                write(events.cut(chunk))
+            except Exception as error:
+                ended.set_exception(error)
+                answer.rest.close()
+
+        def write(whole: bytes) -> None:
+            if whole:
+                self._connection.write_body(whole if pass_on is None else pass_on(whole))
+
+        def tell_end(error: StreamBrokenError | None) -> None:
+            if ended.done():
+                return
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+
+        self._source = answer.rest
+        try:
+            take(answer.first)
+            answer.rest.pass_to(take, tell_end)
+            if self._connection.is_full:
+                answer.rest.pause()
+            await ended
+            write(events.rest)
+        finally:
+            self._source = None
+
     async def _send_head(self, status: int, headers: Iterable[Header]) -> None:
         self.status = status
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def _send(self, message: Message) -> None:
-        self.sending_since = time.monotonic()
-        await self._send_now(message)
-        self.sending_since = None
-
-
-class StallWatch:
-    """Watches one reply until `close`: `stalled` is done once a send has waited for its client for so many seconds.
-
-    It looks now and then, because a timer for each of a stream's chunks would cost nearly as much as sending them.
-    """
-
-    def __init__(self, reply: Reply, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._reply = reply
-        self._seconds = seconds
-        self.stalled: asyncio.Future[None] = self._loop.create_future()
-        self._timer = self._loop.call_later(seconds, self._look)
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        since = self._reply.sending_since
-        left = self._seconds if since is None else since + self._seconds - time.monotonic()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-        else:
-            self.stalled.set_result(None)
+        message: Message = {"type": "http.response.start", "status": status, "headers": raw}
+        await self._send(message)

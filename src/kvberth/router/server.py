@@ -15,8 +15,8 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvberth.router.app import create_admin_app, create_app
-from kvberth.router.call import ABORT_EXTENSION
 from kvberth.router.config import RouterConfig
+from kvberth.router.reply import CONNECTION, Watcher
 
 __all__ = ["serve", "server_settings"]
 
@@ -114,19 +114,51 @@ def server_settings(config: RouterConfig) -> dict[str, Any]:
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's connection, which can be cut while the client does not read.
+    """A client's connection as `ClientConnection` says.
 
     uvicorn closes a connection only in order: what is buffered for the client is sent first, however long that takes.
     """
 
     def __init__(self, stall_seconds: float, **settings: Any) -> None:
         super().__init__(**settings)
+        self.watcher: Watcher | None = None
         self._stall_seconds = stall_seconds
 
+    @property
+    def is_gone(self) -> bool:
+        return self.transport.is_closing()
+
+    @property
+    def is_full(self) -> bool:
+        return self.flow.write_paused
+
+    def write_body(self, data: bytes) -> None:
+        """In uvicorn's framing, which takes no note of a body's pieces where their length is not announced."""
+        if data and not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        self.transport.abort()
+
     def on_message_begin(self) -> None:
-        """A request begins; its scope gets the function that cuts the connection."""
+        """A request begins; its scope gets the connection."""
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.watcher is not None:
+            self.watcher.lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.watcher is not None:
+            self.watcher.full()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.watcher is not None:
+            self.watcher.drained()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing has come since the last answer: close, but do not wait for ever for that answer to be read."""

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-import aiohttp
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from starlette.routing import Route
 
 from kvberth import __version__
 from kvberth.router.breaker import BreakerState
+from kvberth.router.engine_client import HttpError
 from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
@@ -72,14 +72,11 @@ def status_routes(get_service: Callable[[], Service]) -> list[Route]:
             with_credentials=service.config.passes_credentials,
         )
         try:
-            async with (
-                asyncio.timeout(_MODELS_PATIENCE_SECONDS),
-                service.session.get(f"{engine.url}/v1/models", headers=headers) as answer,
-            ):
-                body = await answer.read()
-        except (aiohttp.ClientError, OSError) as error:
+            async with asyncio.timeout(_MODELS_PATIENCE_SECONDS):
+                answer = await service.client.fetch("GET", engine.url, "/v1/models", headers=headers)
+        except (HttpError, TimeoutError) as error:
             raise RouterError(502, "The engine did not say what it serves.", code="engine_failed") from error
-        return Response(body, answer.status, headers=dict(response_headers(answer.headers.items())))
+        return Response(answer.body, answer.status, headers=dict(response_headers(answer.headers)))
 
     async def version(_request: Request) -> Response:
         return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")

@@ -5,9 +5,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlencode
 
-import aiohttp
-
+from kvberth.router.engine_client import EngineClient, HttpError
 from kvberth.router.engines import Engine, parse_engine_info
 from kvberth.router.load import LOAD_METRICS, parse_load
 
@@ -22,20 +22,21 @@ _REFRESH_SECONDS = 0.05
 _FRESH_SECONDS = 0.05
 # A reading older than this says nothing of now: the engine then counts as one whose load is not known.
 _STALE_SECONDS = 10.0
+_LOAD_QUERY = urlencode([("name[]", name) for name in LOAD_METRICS])
 
 
 class Watch:
     """The tasks that watch engines. An engine that is not up yet is waited for."""
 
-    def __init__(self, session: aiohttp.ClientSession, interval_seconds: float) -> None:
-        self._session = session
+    def __init__(self, client: EngineClient, interval_seconds: float) -> None:
+        self._client = client
         self._interval_seconds = interval_seconds
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._readings: dict[Engine, asyncio.Task[None]] = {}
 
     def follow(self, engine: Engine) -> None:
         """Watch this engine from now on, until `forget`."""
-        watching = _watch(self._session, engine, self._interval_seconds)
+        watching = _watch(self._client, engine, self._interval_seconds)
         self._tasks[engine] = asyncio.create_task(watching, name=f"watch {engine.url}")
 
     def forget(self, engine: Engine) -> None:
@@ -68,7 +69,7 @@ class Watch:
     def _reading(self, engine: Engine) -> asyncio.Task[None]:
         task = self._readings.get(engine)
         if task is None:
-            task = asyncio.create_task(_read_load(self._session, engine), name=f"load {engine.url}")
+            task = asyncio.create_task(_read_load(self._client, engine), name=f"load {engine.url}")
             self._readings[engine] = task
             task.add_done_callback(lambda _: self._readings.pop(engine))
         return task
@@ -84,21 +85,21 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching(session: aiohttp.ClientSession, interval_seconds: float) -> AsyncIterator[Watch]:
+async def watching(client: EngineClient, interval_seconds: float) -> AsyncIterator[Watch]:
     """A watch for as long as the context is open."""
-    watch = Watch(session, interval_seconds)
+    watch = Watch(client, interval_seconds)
     try:
         yield watch
     finally:
         await watch.close()
 
 
-async def _watch(session: aiohttp.ClientSession, engine: Engine, interval_seconds: float) -> None:
+async def _watch(client: EngineClient, engine: Engine, interval_seconds: float) -> None:
     told: tuple[str | None, str | None] | None = None
     doubted = asyncio.Event()
     engine.on_unready = doubted.set
     while True:
-        await _look(session, engine)
+        await _look(client, engine)
         doubted.clear()
         name = engine.role.word if engine.role else "engine"
         if (name, engine.problem) != told:
@@ -113,21 +114,21 @@ async def _watch(session: aiohttp.ClientSession, engine: Engine, interval_second
                 await doubted.wait()
 
 
-async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
-    if not await _is_well(session, engine, time.monotonic()):
+async def _look(client: EngineClient, engine: Engine) -> None:
+    if not await _is_well(client, engine, time.monotonic()):
         return
     # Of an engine that is in service silence is found out by the question after its health, so that leaves time for it.
     patience = _PATIENCE_SECONDS / 2 if engine.is_ready else _PATIENCE_SECONDS
     read_at, held = time.monotonic(), engine.held
     try:
         async with asyncio.timeout(patience):
-            text = await _metrics_text(session, f"{engine.url}/metrics")
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+            text = await _metrics_text(client, engine, "/metrics")
+    except (HttpError, TimeoutError, ValueError) as error:
         if engine.is_ready:
             # It is healthy and has said who it is: that its load cannot be read is no reason to do without it.
             _forget_stale_load(engine)
             if isinstance(error, TimeoutError):
-                await _is_well(session, engine, time.monotonic() - patience)
+                await _is_well(client, engine, time.monotonic() - patience)
         else:
             engine.mark_unready(_why(error))
         return
@@ -143,36 +144,37 @@ async def _look(session: aiohttp.ClientSession, engine: Engine) -> None:
         _forget_stale_load(engine)
 
 
-async def _is_well(session: aiohttp.ClientSession, engine: Engine, asked_at: float) -> bool:
+async def _is_well(client: EngineClient, engine: Engine, asked_at: float) -> bool:
     """Ask for its health, again and again while pieces of answers come: it is busy then.
 
     It is silent when nothing at all has come for so long, since it was first asked (`asked_at`) or after that.
     """
     while (left := max(asked_at, engine.heard_at) + _PATIENCE_SECONDS - time.monotonic()) > 0:
         try:
-            async with asyncio.timeout(left), session.get(f"{engine.url}/health") as response:
-                engine.heard_at = time.monotonic()
-                if response.status != 200:
-                    engine.mark_unready(f"/health answered {response.status}")
-                return response.status == 200
+            async with asyncio.timeout(left):
+                answer = await client.fetch("GET", engine.url, "/health")
         except TimeoutError:
             continue
-        except (aiohttp.ClientError, OSError) as error:
+        except HttpError as error:
             engine.mark_unready(_why(error))
             return False
+        engine.heard_at = time.monotonic()
+        if answer.status != 200:
+            engine.mark_unready(f"/health answered {answer.status}")
+        return answer.status == 200
     engine.mark_silent(f"gave no answer within {_PATIENCE_SECONDS:g} s")
     return False
 
 
-async def _read_load(session: aiohttp.ClientSession, engine: Engine) -> None:
+async def _read_load(client: EngineClient, engine: Engine) -> None:
     """The load alone, of an engine that is known to be well: a fraction of the whole page's cost.
 
     vLLM has two pages of metrics: the one without a slash behind its name shows always all.
     """
     read_at, held = time.monotonic(), engine.held
-    with suppress(aiohttp.ClientError, OSError, ValueError):
+    with suppress(HttpError, TimeoutError, ValueError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            text = await _metrics_text(session, f"{engine.url}/metrics/", names=LOAD_METRICS)
+            text = await _metrics_text(client, engine, f"/metrics/?{_LOAD_QUERY}")
         load = parse_load(text, read_at=read_at, held=held)
         if engine.is_ready:  # if it has gone meanwhile, this is the load of what may be another engine when it is back
             engine.load = load
@@ -187,8 +189,8 @@ def _why(error: Exception) -> str:
     return str(error) or f"gave no answer within {_PATIENCE_SECONDS:g} s"
 
 
-async def _metrics_text(session: aiohttp.ClientSession, url: str, names: Iterable[str] = ()) -> str:
-    async with session.get(url, params=[("name[]", name) for name in names]) as response:
-        if response.status != 200:
-            raise ValueError(f"/metrics answered {response.status}")
-        return await response.text()
+async def _metrics_text(client: EngineClient, engine: Engine, target: str) -> str:
+    answer = await client.fetch("GET", engine.url, target)
+    if answer.status != 200:
+        raise ValueError(f"/metrics answered {answer.status}")
+    return answer.body.decode()
