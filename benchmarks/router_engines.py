@@ -40,7 +40,7 @@ _STREAM_HEAD = (
 )
 _METRICS = (
     'kvberth:engine_info{{role="{role}",engine_id="{role}",control_host="127.0.0.1",control_port="{port}",tp_size="1",'
-    'transfer_mode="push",model_name="model",engine="0"}} 1\n'
+    'transfer_mode="push",protocol_version="1",model_name="model",engine="0"}} 1\n'
     'vllm:num_requests_running{{engine="0"}} {running}\n'
     'vllm:num_requests_waiting{{engine="0"}} 0\n'
     'vllm:kv_cache_usage_perc{{engine="0"}} 0.1\n'

@@ -15,6 +15,8 @@ from kvberth.router.binding import PrefillProgress
 from kvberth.router.control import Control
 from kvberth.router.engines import EngineInfo, Role
 
+from .fakes import until
+
 pytestmark = pytest.mark.anyio
 
 
@@ -150,9 +152,7 @@ async def test_a_prefill_worker_is_reached_after_it_has_refused_the_router(keyri
     async with Control(keyring) as control:
         control.abandon(engine, "t-1", 1)
         await producer.accept(b"400")
-        (line,) = control._lines.values()
-        await asyncio.wait({line.task}, timeout=5)
-        assert control._lines == {}
+        await until(lambda: control._lines == {})
         control.abandon(engine, "t-2", 1)
         await producer.accept(b"200")
         assert await producer.hear() == Cancel(TransferKey("t-2"), 0, Reason.CONSUMER_GONE)

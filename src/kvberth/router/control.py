@@ -4,11 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Self, cast
 
 import zmq
-import zmq.asyncio
 
 from kvberth.keys import Keyring, PeerRole
 from kvberth.protocol import MalformedMessage, Reason, TransferKey, VersionMismatch, decode, encode
@@ -35,7 +33,7 @@ class Control:
 
     def __init__(self, keyring: Keyring | None = None) -> None:
         self._keyring = keyring
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._lines: dict[tuple[str, str], _Line] = {}
         self._not_spoken_to: dict[str, str] = {}
         self._watches: dict[TransferKey, Callable[[PrefillProgress], None]] = {}
@@ -62,9 +60,6 @@ class Control:
     async def __aexit__(self, *error: object) -> None:
         """Close the connections; what is queued is given a short time to leave."""
         for line in self._lines.values():
-            line.task.cancel()
-        await asyncio.gather(*(line.task for line in self._lines.values()), return_exceptions=True)
-        for line in self._lines.values():
             line.close(linger=100)
         self._lines.clear()
         self._context.term()
@@ -78,8 +73,9 @@ class Control:
                 logger.warning("the control channel of prefill worker %s is not used: %s", engine.engine_id, problem)
             return
         line = self._line(f"{engine.control_host}:{engine.control_port + rank}", engine.public_key)
-        sending = cast("asyncio.Future[None]", line.socket.send(encode(message), zmq.NOBLOCK))  # tried at once
-        if sending.done() and sending.exception() is not None:
+        try:
+            line.send(encode(message))
+        except zmq.Again:
             logger.warning("prefill worker %s does not read its control messages", engine.engine_id)
 
     def _problem(self, engine: EngineInfo) -> str:
@@ -105,55 +101,79 @@ class Control:
                 socket.curve_serverkey = public_key.encode()
                 socket.curve_publickey = self._keyring.own.certificate.public_key.encode()
                 socket.curve_secretkey = self._keyring.own.secret_key.encode()
-            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
             socket.connect(f"tcp://{address}")
-            serving = self._serve(socket, monitor, address, public_key)
-            line = _Line(socket, monitor, asyncio.create_task(serving, name=f"control {address}"))
-            self._lines[address, public_key] = line
+
+            def lose() -> None:
+                logger.warning("prefill worker at %s does not accept this router's key", address)
+                self._lines.pop((address, public_key)).close(linger=0)
+
+            line = self._lines[address, public_key] = _Line(socket, lambda frame: self._hear(frame, address), lose)
         return line
 
-    async def _serve(
-        self, socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket, address: str, public_key: str
-    ) -> None:
-        """Listen until the engine says that it does not accept our key: ZeroMQ then gives up on the connection."""
-        listening = asyncio.create_task(self._listen(socket, address))
+    def _hear(self, frame: bytes, address: str) -> None:
         try:
-            await monitor.recv_multipart()
-        finally:
-            listening.cancel()
-            await asyncio.wait({listening})
-        logger.warning("prefill worker at %s does not accept this router's key", address)
-        self._lines.pop((address, public_key)).close(linger=0)
-
-    async def _listen(self, socket: zmq.asyncio.Socket, address: str) -> None:
-        while True:
-            frame = await socket.recv()
-            try:
-                message = decode(frame)
-            except (MalformedMessage, VersionMismatch) as error:
-                logger.warning("prefill worker at %s: %s", address, error)
-                continue
-            if isinstance(message, Progress) and (on_progress := self._watches.get(message.key)) is not None:
-                on_progress(
-                    PrefillProgress(
-                        message.num_tokens,
-                        message.scheduled_tokens,
-                        message.done_tokens,
-                        is_registered=message.is_registered,
-                        is_handed_over=message.is_handed_over,
-                    )
+            message = decode(frame)
+        except (MalformedMessage, VersionMismatch) as error:
+            logger.warning("prefill worker at %s: %s", address, error)
+            return
+        if isinstance(message, Progress) and (on_progress := self._watches.get(message.key)) is not None:
+            on_progress(
+                PrefillProgress(
+                    message.num_tokens,
+                    message.scheduled_tokens,
+                    message.done_tokens,
+                    is_registered=message.is_registered,
+                    is_handed_over=message.is_handed_over,
                 )
+            )
 
 
-@dataclass(slots=True)
 class _Line:
-    """A connection, the socket on which ZeroMQ tells what became of it, and the task that reads from both."""
+    """A connection, and the socket on which ZeroMQ tells what became of it. Both are read on the event loop.
 
-    socket: zmq.asyncio.Socket
-    monitor: zmq.asyncio.Socket
-    task: asyncio.Task[None]
+    Past `zmq.asyncio`, whose futures and tasks cost a request a tenth of all that it takes.
+
+    Args:
+        on_frame: gets each message.
+        on_refused: the engine does not accept our key. ZeroMQ has given up on the connection.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", on_frame: Callable[[bytes], None], on_refused: Callable[[], None]):
+        self._socket = socket
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._on_frame = on_frame
+        self._on_refused = on_refused
+        self._reading: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(socket.fileno(), self._read)
+        self._loop.add_reader(self._monitor.fileno(), self._look)
+        self._loop.call_soon(self._look)  # the descriptor gives signs to those only who have looked once
+
+    def send(self, frame: bytes) -> None:
+        """Raises `zmq.Again` where too much waits to be read."""
+        self._socket.send(frame, zmq.NOBLOCK)
+        if self._reading is None:
+            # Sending may have taken from the descriptor the sign that something has come.
+            self._reading = self._loop.call_soon(self._read)
 
     def close(self, linger: int) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(linger=linger)
+        if self._reading is not None:
+            self._reading.cancel()
+        for each in (self._socket, self._monitor):
+            self._loop.remove_reader(each.fileno())
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(linger=linger)
+
+    def _read(self) -> None:
+        self._reading = None
+        while not self._socket.closed and _has_message(self._socket):
+            self._on_frame(self._socket.recv(zmq.NOBLOCK))
+
+    def _look(self) -> None:
+        if not self._monitor.closed and _has_message(self._monitor):
+            self._on_refused()
+
+
+def _has_message(socket: "zmq.Socket[bytes]") -> bool:
+    return bool(cast("int", socket.get(zmq.EVENTS)) & zmq.POLLIN)
