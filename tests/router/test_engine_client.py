@@ -40,6 +40,7 @@ class Heard:
         self.body = b""
         self.error: HttpError | None = None
         self.ends = 0
+        self.said_last = False
         self.ended = asyncio.Event()
         self.began = asyncio.Event()
         self._on_data = on_data
@@ -48,7 +49,9 @@ class Heard:
         assert not self.status
         self.status, self.headers = status, headers
 
-    def on_body(self, data):
+    def on_body(self, data, is_last):
+        assert not self.said_last
+        self.said_last = is_last
         assert data
         assert self.status
         self.body += data
@@ -59,6 +62,7 @@ class Heard:
     def on_end(self, error):
         self.ends += 1
         self.error = error
+        assert not (error and self.said_last)
         self.ended.set()
 
     async def end(self) -> "Heard":

@@ -4,7 +4,7 @@ import pytest
 
 from kvberth.router.continuation import Continuation
 from kvberth.router.request import Endpoint, parse_request
-from kvberth.router.tally import GAP_BOUNDS, GapCounts, Tally
+from kvberth.router.tally import GAP_BOUNDS, Tally, Times
 
 from .timelines import BEGAN, timeline
 
@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 def tallied(*chunks: bytes, times=None, continuation=None):
     """The timeline of a stream of these chunks, one each second, the times between them, and what was passed on."""
     clock = iter(times or [BEGAN + 1 + number for number in range(len(chunks))])
-    gaps = GapCounts()
+    gaps = Times(GAP_BOUNDS)
     tally = Tally(lambda: next(clock), gaps, continuation)
     passed = [tally.pass_on(chunk) for chunk in chunks]
     each = timeline(ends_at=100)

@@ -1,6 +1,6 @@
 """What is to be done for a request: the actions that its `Life` asks for."""
 
-from dataclasses import dataclass
+import msgspec
 
 from kvberth.router.answer import Answer
 from kvberth.router.engines import Engine
@@ -19,21 +19,18 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StartPrefill:
+class StartPrefill(msgspec.Struct, frozen=True):
     engine: Engine
     transfer_id: str
     transfer_params: bytes
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitMoment:
+class AwaitMoment(msgspec.Struct, frozen=True):
     """Say `BindNow` shortly before the prefill ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartDecode:
+class StartDecode(msgspec.Struct, frozen=True):
     """`transfer_params` is None where D computes the prompt itself; `attempt` counts the transfer's decode workers."""
 
     engine: Engine
@@ -42,30 +39,25 @@ class StartDecode:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AbortPrefill:
+class AbortPrefill(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class AbortDecode:
+class AbortDecode(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """A failure is being hidden from the client; operators want to know."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     error: RouterError
 
 

@@ -6,8 +6,9 @@ waited for.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 __all__ = ["Answer", "Header", "StreamBrokenError", "StreamSource", "Streamed", "Whole", "WholeEvents"]
 
@@ -24,8 +25,10 @@ class StreamBrokenError(Exception):
 class StreamSource(Protocol):
     """The rest of a stream."""
 
-    def pass_to(self, take: Callable[[bytes], None], tell_end: Callable[[StreamBrokenError | None], None]) -> None:
-        """Give what comes to `take`, and the end to `tell_end`, with the reason if the stream has broken."""
+    def pass_to(
+        self, take: Callable[[bytes, bool], None], tell_end: Callable[[StreamBrokenError | None], None]
+    ) -> None:
+        """What comes goes to `take`, and whether it is the last, the end to `tell_end`, with why if it has broken."""
         ...
 
     def pause(self) -> None:
@@ -39,8 +42,7 @@ class StreamSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """A complete response."""
 
     status: int
@@ -48,8 +50,7 @@ class Whole:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(msgspec.Struct, frozen=True):
     """A response of server-sent events; `first` are the bytes that have come already, `rest` follows."""
 
     status: int

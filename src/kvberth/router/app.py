@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -28,11 +28,11 @@ from kvberth.router.engines_file import NamedEngine, read_engines_file
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
 from kvberth.router.fleet import Fleet
-from kvberth.router.forms import error_response, is_anthropic
-from kvberth.router.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
+from kvberth.router.forms import error_response
+from kvberth.router.headers import REQUEST_ID, id_headers
 from kvberth.router.hosts import HostNames
 from kvberth.router.journal import Journal
-from kvberth.router.keys import ApiKeys
+from kvberth.router.keys import ApiKeys, Keys
 from kvberth.router.metrics import Metrics
 from kvberth.router.openapi import description
 from kvberth.router.page import page_routes
@@ -45,6 +45,8 @@ from kvberth.router.tracing import tracing_to
 from kvberth.router.watch import watching
 
 __all__ = ["create_admin_app", "create_app"]
+
+_RAW_ID = REQUEST_ID.encode()
 
 
 def create_app(config: RouterConfig) -> Starlette:
@@ -91,9 +93,12 @@ def create_app(config: RouterConfig) -> Starlette:
         service: Service = app.state.service
         return service
 
-    app = Starlette(
+    keys = Keys(config.api_key)
+    app = _App(
+        keys,
+        {str(endpoint): Proxy(endpoint, get_service) for endpoint in Endpoint},
         routes=_routes(config, get_service),
-        middleware=[Middleware(_RequestIds), Middleware(ApiKeys, config.api_key)],
+        middleware=[Middleware(_RequestIds), Middleware(ApiKeys, keys)],
         exception_handlers=_EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
@@ -162,6 +167,24 @@ def _in_settings(config: RouterConfig) -> Iterable[NamedEngine]:
     yield from (NamedEngine(url) for url in config.engines)
 
 
+class _App(Starlette):
+    """Takes requests for text past routes and middleware, which cost as much as to read them."""
+
+    def __init__(self, keys: Keys, proxies: Mapping[str, Proxy], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._keys = keys
+        self._proxies = proxies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            proxy = self._proxies.get(scope["path"])
+            if proxy is not None and self._keys.let_in(scope):
+                scope[REQUEST_ID] = _request_id(scope)
+                await proxy(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+
 class _RequestIds:
     """Gives every request an id, the client's own if it has one, and every response the same."""
 
@@ -172,16 +195,20 @@ class _RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = Headers(scope=scope).get(REQUEST_ID) or uuid.uuid4().hex
-        scope[REQUEST_ID] = request_id
-        names = [REQUEST_ID, ANTHROPIC_REQUEST_ID] if is_anthropic(scope["path"]) else [REQUEST_ID]
+        scope[REQUEST_ID] = request_id = _request_id(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(dict.fromkeys(names, request_id))
+                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def _request_id(scope: Scope) -> str:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == _RAW_ID and value), None) or (
+        uuid.uuid4().hex
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -5,8 +5,9 @@ that is old when it begins to decode. Late, behind the prefill, it is chosen on 
 handoff. Just in time is shortly before the prefill ends: as much before as a decode worker needs to be ready.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 __all__ = ["Binding", "JustInTime", "Pace", "PrefillProgress"]
 
@@ -24,8 +25,7 @@ class Binding(StrEnum):
     """One of the others, chosen for each request."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
+class PrefillProgress(msgspec.Struct, frozen=True):
     """What a prefill worker says of one prompt; see `kvberth.protocol.messages.Progress`."""
 
     num_tokens: int

@@ -5,8 +5,9 @@ own figures are what `watch.py` read last and what this router has sent there si
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from kvberth.router.binding import Binding
 from kvberth.router.engines import Engine
@@ -53,8 +54,7 @@ class DecodePolicy(StrEnum):
     ROUND_ROBIN = "round-robin"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct, frozen=True):
     """What a policy knows of a request: the size of its prompt, and digests of the prompt's beginnings."""
 
     prompt_tokens: int = 0
@@ -62,14 +62,12 @@ class RequestFacts:
     prompt_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     engine: Engine
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BindingChoice:
+class BindingChoice(msgspec.Struct, frozen=True):
     binding: Binding
     reason: str
 

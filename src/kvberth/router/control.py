@@ -19,6 +19,7 @@ __all__ = ["Control"]
 logger = logging.getLogger(__name__)
 
 _QUEUED_FRAMES = 1000
+_POLLIN = int(zmq.POLLIN)  # with the flag itself, the operation takes as long as to look for a message
 
 
 class Control:
@@ -176,4 +177,4 @@ class _Line:
 
 
 def _has_message(socket: "zmq.Socket[bytes]") -> bool:
-    return bool(cast("int", socket.get(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(cast("int", socket.get(zmq.EVENTS)) & _POLLIN)

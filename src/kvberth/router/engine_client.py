@@ -42,8 +42,8 @@ class Listener(Protocol):
         """Once. Names of headers are in lower case."""
         ...
 
-    def on_body(self, data: bytes) -> None:
-        """Everything that came with one read, so never empty."""
+    def on_body(self, data: bytes, is_last: bool) -> None:
+        """Everything that came with one read, so never empty. `is_last`: a good end follows at once."""
         ...
 
     def on_end(self, error: HttpError | None) -> None:
@@ -299,7 +299,8 @@ class _Connection(asyncio.Protocol):
             self._ask.listener.on_head(self._status, self._headers)
         if self._pieces and self._ask is not None:
             pieces, self._pieces = self._pieces, []
-            self._ask.listener.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._ask.listener.on_body(data, self._is_complete)
         if self._ask is not None and (self._is_complete or problem is not None):
             self._end(None if self._is_complete else problem)
 
@@ -374,7 +375,7 @@ class _Fetched:
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status, self._headers = status, headers
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, is_last: bool) -> None:
         self._body.append(data)
 
     def on_end(self, error: HttpError | None) -> None:

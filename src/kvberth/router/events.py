@@ -1,6 +1,6 @@
 """What can happen to a request: the events of its `Life`."""
 
-from dataclasses import dataclass
+import msgspec
 
 from kvberth.router.answer import Answer
 from kvberth.router.errors import Failure
@@ -18,54 +18,46 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillAnswered:
+class PrefillAnswered(msgspec.Struct, frozen=True):
     """P is done. `transfer_params` is what its connector answered, if it did."""
 
     transfer_params: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillRejected:
+class PrefillRejected(msgspec.Struct, frozen=True):
     """P found a mistake of the client's (4xx): D would find the same."""
 
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillFailed:
+class PrefillFailed(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeAnswered:
+class DecodeAnswered(msgspec.Struct, frozen=True):
     """D's first bytes are here, or all of them, or its error."""
 
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeFailed:
+class DecodeFailed(msgspec.Struct, frozen=True):
     """D brought nothing that a client should be shown, or an error that is shown only if nobody does better."""
 
     failure: Failure
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeBehind:
+class DecodeBehind(msgspec.Struct, frozen=True):
     """The prompt has been computed for a while, and D has not reserved memory for it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOver(msgspec.Struct, frozen=True):
     """All of the KV that D lacked is there. `is_prefilled`: because it was computed, not because D lacked none."""
 
     is_prefilled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BindNow:
+class BindNow(msgspec.Struct, frozen=True):
     """P will soon be done: the moment to choose D has come."""
 
 

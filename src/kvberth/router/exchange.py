@@ -120,6 +120,7 @@ class Exchange:
         self._transfer: tuple[EngineInfo, str] | None = None
         self._attempt = 0
         self._follow: Follow | None = None
+        self._to_follow: Engine | None = None
         self._awaits_moment = False
         self._news: asyncio.Future[None] | None = None
         self._told: deque[Event] = deque()
@@ -154,6 +155,7 @@ class Exchange:
                         raise error
             if isinstance(event, DecodeFailed) and isinstance(event.answer, Streamed):
                 event.answer.rest.close()
+            self._begin_follow()
             event = await self._next_event()
             actions = self.life.handle(event)
 
@@ -242,17 +244,23 @@ class Exchange:
         self._note(What.BINDING_CHOSEN, binding=self.life.binding, reason=self.life.binding_reason)
         if engine.info is not None:
             self._transfer = (engine.info, transfer_id)
-            self._follow = Follow(
-                self._service.control,
-                engine,
-                engine.info,
-                transfer_id,
-                on_moment=self._moment_has_come,
-                on_behind=lambda: self._tell(DecodeBehind()),
-                on_handed_over=lambda is_prefilled: self._tell(HandedOver(is_prefilled)),
-                note=self._note,
-            )
+            self._to_follow = engine
         self._start_prefill(engine, action.transfer_params)
+
+    def _begin_follow(self) -> None:
+        """Behind both legs, which somebody waits for."""
+        engine, self._to_follow = self._to_follow, None
+        if engine is None or self._transfer is None:
+            return
+        self._follow = Follow(
+            self._service.control,
+            engine,
+            *self._transfer,
+            on_moment=None if self.life.binding is Binding.EARLY else self._moment_has_come,
+            on_behind=lambda: self._tell(DecodeBehind()),
+            on_handed_over=lambda is_prefilled: self._tell(HandedOver(is_prefilled)),
+            note=self._note,
+        )
 
     def _moment_has_come(self) -> None:
         if self._awaits_moment:
@@ -358,6 +366,7 @@ class Exchange:
 
     def _end_follow(self) -> None:
         follow, self._follow = self._follow, None
+        self._to_follow = None
         self._told.clear()
         if follow is not None:
             follow.close()

@@ -5,7 +5,8 @@ what it proved, `leave` counts one that has ended.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from kvberth.router.breaker import BreakerState, Outcome
 from kvberth.router.choice import (
@@ -27,8 +28,7 @@ from kvberth.router.load import Held
 __all__ = ["Fleet", "RequestEngines", "Visit"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Visit:
+class Visit(msgspec.Struct, frozen=True, eq=False):
     """One leg at an engine."""
 
     engine: Engine

@@ -25,7 +25,8 @@ class Follow:
 
     Args:
         engine: the prefill worker, with what it has `info` said of itself.
-        on_moment: it is time to choose a decode worker; called once, and not before the first step has begun.
+        on_moment: it is time to choose a decode worker; called once, and not before the first step has begun. None
+            where nobody asks for that.
         on_behind: see `expect_registration`.
         on_handed_over: all KV is where it is needed; with whether the prompt has been computed.
         note: something has happened that belongs into the request's timeline.
@@ -38,7 +39,7 @@ class Follow:
         info: EngineInfo,
         transfer_id: str,
         *,
-        on_moment: Callable[[], None],
+        on_moment: Callable[[], None] | None,
         on_behind: Callable[[], None],
         on_handed_over: Callable[[bool], None],
         note: Callable[[What], None],
@@ -53,7 +54,6 @@ class Follow:
         self._note = note
         self._heard: PrefillProgress | None = None
         self._moment: asyncio.TimerHandle | None = None
-        self._has_come = False
         self._patience: asyncio.TimerHandle | None = None
         control.watch(info, transfer_id, self._told)
 
@@ -93,7 +93,7 @@ class Follow:
             self._on_handed_over(progress.is_complete)
 
     def _set_moment(self, now: float) -> None:
-        if self._has_come:
+        if self._on_moment is None:
             return
         if self._moment is not None:
             self._moment.cancel()
@@ -102,8 +102,9 @@ class Follow:
             self._moment = asyncio.get_running_loop().call_later(max(0.0, bind_at - now), self._ring)
 
     def _ring(self) -> None:
-        self._has_come = True
-        self._on_moment()
+        on_moment, self._on_moment = self._on_moment, None
+        if on_moment is not None:
+            on_moment()
 
     def _lose_patience(self) -> None:
         if self._heard is not None and not self._heard.is_registered:

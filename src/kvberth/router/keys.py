@@ -12,7 +12,7 @@ from kvberth.router.errors import RouterError
 from kvberth.router.forms import error_response, is_anthropic
 from kvberth.router.page import is_page
 
-__all__ = ["ApiKeys"]
+__all__ = ["ApiKeys", "Keys"]
 
 # Probes and scrapers have no keys. What the admin API shows looks at its own: who has that one needs no other. The page
 # for people holds nothing.
@@ -20,21 +20,32 @@ _OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
 class ApiKeys:
-    """ASGI middleware. With no `keys` everything passes."""
+    """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: "Keys") -> None:
         self._app = app
-        # Digests have one length, so that the comparison tells nothing of a key's.
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or _is_open(scope["path"]) or self._knows(scope):
+        if scope["type"] != "http" or self._keys.let_in(scope):
             await self._app(scope, receive, send)
             return
         refused = RouterError(401, "This needs a valid API key.", code="invalid_api_key")
         body = error_response(scope["path"], refused)
         answer = Response(body, 401, headers={"www-authenticate": "Bearer"}, media_type="application/json")
         await answer(scope, receive, send)
+
+
+class Keys:
+    """The clients' keys. With none, everybody is let in."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        # Digests have one length, so that the comparison tells nothing of a key's.
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def let_in(self, scope: Scope) -> bool:
+        """Whether a request needs no key, or has one."""
+        return not self._digests or _is_open(scope["path"]) or self._knows(scope)
 
     def _knows(self, scope: Scope) -> bool:
         presented = list(_presented(scope["path"], scope["headers"]))

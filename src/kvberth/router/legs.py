@@ -87,7 +87,7 @@ class _Leg(Generic[_Event]):
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status, self._headers = status, headers
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, is_last: bool) -> None:
         self._content.append(data)
 
     def on_end(self, error: HttpError | None) -> None:
@@ -160,17 +160,17 @@ class DecodeLeg(_Leg[DecodeEvent]):
     _is_stream = False
     _is_over = False
     _problem: StreamBrokenError | None = None
-    _take: Callable[[bytes], None] | None = None
+    _take: Callable[[bytes, bool], None] | None = None
     _tell_end: Callable[[StreamBrokenError | None], None] | None = None
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         super().on_head(status, headers)
         self._is_stream = status == 200 and _media_type(headers) == _EVENT_STREAM
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, is_last: bool) -> None:
         if self._take is not None:
             self._engine.heard_at = time.monotonic()
-            self._take(data)
+            self._take(data, is_last)
             return
         self._content.append(data)
         if not self._is_stream:
@@ -194,12 +194,14 @@ class DecodeLeg(_Leg[DecodeEvent]):
             self._engine.on_silent.pop(self, None)
             self._answer_whole(b"".join(self._content))
 
-    def pass_to(self, take: Callable[[bytes], None], tell_end: Callable[[StreamBrokenError | None], None]) -> None:
+    def pass_to(
+        self, take: Callable[[bytes, bool], None], tell_end: Callable[[StreamBrokenError | None], None]
+    ) -> None:
         """Give the stream's rest to `take` as it comes, and its end to `tell_end`, with why if it has broken."""
         self._take, self._tell_end = take, tell_end
         unread, self._content = b"".join(self._content), []
         if unread:
-            take(unread)
+            take(unread, self._is_over and self._problem is None)
         if self._is_over:
             tell_end(self._problem)
         else:

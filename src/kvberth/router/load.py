@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -21,8 +22,7 @@ LOAD_METRICS = (_RUNNING, _WAITING, _KV_USAGE, _CACHE_CONFIG)
 _DECAY = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """What this router has at an engine: requests, and the tokens of their prompts."""
 
     requests: int = 0

@@ -4,11 +4,11 @@ Requests are counted from their timelines when they have ended; only the times b
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -16,7 +16,7 @@ from kvberth.router import figures
 from kvberth.router.breaker import BreakerState
 from kvberth.router.engines import Engine
 from kvberth.router.fleet import Fleet
-from kvberth.router.tally import GAP_BOUNDS, GapCounts
+from kvberth.router.tally import GAP_BOUNDS, Times
 from kvberth.router.timeline import CLIENT_STALLED, Timeline, What
 
 __all__ = ["Metrics"]
@@ -137,8 +137,7 @@ class Metrics:
     def __init__(self, fleet: Fleet, in_flight: Callable[[], float], queued: Callable[[], float]) -> None:
         self._registry = registry = CollectorRegistry()
         self._histograms = [
-            (Histogram(_full(name), description, _BY, buckets=buckets, registry=registry), figure)
-            for name, description, buckets, figure in _HISTOGRAMS
+            (_Histogram(name, description, buckets), figure) for name, description, buckets, figure in _HISTOGRAMS
         ]
         self._counters = {
             name: (Counter(_full(name), description, labels, registry=registry), times)
@@ -149,23 +148,23 @@ class Metrics:
             ("queued", "Requests that wait for their turn", queued),
         ):
             Gauge(_full(name), description, registry=registry).set_function(value)
-        # `labels` takes longer than all else that is done for a histogram.
-        self._labelled = cache(Histogram.labels)
-        self._gaps = _Gaps()
-        registry.register(self._gaps)
-        registry.register(_Engines(fleet))
+        # `labels` takes longer than all else that is done for a counter.
+        self._labelled = cache(Counter.labels)
+        self._gaps = _Histogram("inter_token_latency_seconds", "Times between the chunks of streams", GAP_BOUNDS)
+        for collector in (*(histogram for histogram, _ in self._histograms), self._gaps, _Engines(fleet)):
+            registry.register(collector)
 
     def observe(self, timeline: Timeline) -> None:
         """Add a request that has ended."""
         by = _by(timeline)
         for histogram, figure in self._histograms:
             if (seconds := figure(timeline)) is not None:
-                self._labelled(histogram, *by).observe(seconds)
+                histogram.by[by].add(seconds)
         for counter, times in self._counters.values():
             for labels in times(timeline):
-                counter.labels(*labels).inc()
+                self._labelled(counter, *labels).inc()
 
-    def gaps(self, path: str, binding: str) -> GapCounts:
+    def gaps(self, path: str, binding: str) -> Times:
         """Where a stream adds the times between its chunks."""
         return self._gaps.by[path, binding]
 
@@ -189,18 +188,23 @@ def _by(timeline: Timeline) -> tuple[str, str]:
     return timeline.path, timeline.binding
 
 
-class _Gaps(Collector):
-    """A histogram that costs a stream's chunk a third of what `Histogram.observe` does, which takes two locks."""
+class _Histogram(Collector):
+    """By path and binding. Costs a third of `prometheus_client.Histogram`, which takes two locks for each time."""
 
-    def __init__(self) -> None:
-        self.by: defaultdict[tuple[str, str], GapCounts] = defaultdict(GapCounts)
+    def __init__(self, name: str, description: str, bounds: Sequence[float]) -> None:
+        self.by: defaultdict[tuple[str, str], Times] = defaultdict(lambda: Times(bounds))
+        self._name = _full(name)
+        self._description = description
+        self._bounds = [*map(str, bounds), "+Inf"]
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        yield HistogramMetricFamily(self._name, self._description, labels=_BY)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        description = "Times between the chunks of streams"
-        family = HistogramMetricFamily(_full("inter_token_latency_seconds"), description, labels=_BY)
-        bounds = [*map(str, GAP_BOUNDS), "+Inf"]
-        for labels, gaps in self.by.items():
-            family.add_metric(labels, list(zip(bounds, accumulate(gaps.counts), strict=True)), gaps.total_seconds)
+        (family,) = self.describe()
+        for labels, times in self.by.items():
+            counts = list(zip(self._bounds, accumulate(times.counts), strict=True))
+            family.add_metric(labels, counts, times.total_seconds)
         yield family
 
 

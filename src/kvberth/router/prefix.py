@@ -4,10 +4,10 @@ The router does not tokenize. It takes digests of the request's bytes at several
 that many share and one conversation that grows are recognised; the longest that an engine knows counts.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import takewhile
 
 __all__ = ["PrefixMemory", "matched_bytes", "prefix_digests"]
 
@@ -40,8 +40,9 @@ def prefix_digests(seed: Iterable[bytes], prompt: bytes) -> tuple[bytes, ...]:
         digest.update(part)
     digests = []
     start = 0
-    for end in takewhile(lambda length: length <= len(prompt), _LENGTHS_BYTES):
-        digest.update(prompt[start:end])
+    view = memoryview(prompt)
+    for end in _LENGTHS_BYTES[: bisect_right(_LENGTHS_BYTES, len(prompt))]:
+        digest.update(view[start:end])
         digests.append(digest.digest())
         start = end
     return tuple(digests)
@@ -70,8 +71,9 @@ class PrefixMemory:
     def remember(self, digests: Sequence[bytes], prompt_tokens: int = 0) -> None:
         """The engine is sent a prompt of so many tokens, with these beginnings."""
         for digest in digests:
+            if digest in self._seen:
+                self._seen.move_to_end(digest)
             self._seen[digest] = self._sent_tokens
-            self._seen.move_to_end(digest)
         self._sent_tokens += prompt_tokens
         while len(self._seen) > self._capacity:
             self._seen.popitem(last=False)

@@ -18,7 +18,7 @@ from kvberth.router.deadline import Spent
 from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Exchange, Service
-from kvberth.router.headers import BINDING, MODE, PATH, REASON, request_headers
+from kvberth.router.headers import BINDING, MODE, PATH, REASON, id_headers, request_headers
 from kvberth.router.request import ClientRequest, Endpoint, parse_request
 from kvberth.router.tally import Tally
 from kvberth.router.timeline import What
@@ -57,12 +57,13 @@ class _Generation(Call):
         service.journal.begin(self._timeline)
 
     def own_headers(self) -> list[Header]:
+        ids = id_headers(self.path, self.request_id).items()
         if self._exchange is None:
-            return []
+            return [*ids]
         life = self._exchange.life
         reason = [(REASON, life.undivided_reason)] if life.undivided_reason else []
         bound = [] if life.undivided_reason else [(BINDING, life.binding.value)]
-        return [(PATH, life.path), *bound, *reason]
+        return [*ids, (PATH, life.path), *bound, *reason]
 
     def count(self) -> None:
         if self._tally is not None:

@@ -90,9 +90,9 @@ class Reply:
         if self.status is None:
             await self._send_head(answer.status, (*answer.headers, *own_headers))
             self._is_mid_stream = True
-        await self._pass(answer, pass_on)
+        last = await self._pass(answer, pass_on or _as_it_is)
         self._is_mid_stream = False
-        await self._send({"type": "http.response.body"})
+        await self._send({"type": "http.response.body", "body": last})
 
     async def send_error(self, error: RouterError, own_headers: Iterable[Header] = ()) -> None:
         """The error as a response, or as the last event of a stream that has begun: without its [DONE].
@@ -117,23 +117,28 @@ class Reply:
         if self._source is not None:
             self._source.resume()
 
-    async def _pass(self, answer: Streamed, pass_on: Callable[[bytes], bytes] | None) -> None:
-        """Each chunk goes from the engine's connection to the client's at once: only the stream's end wakes a task."""
+    async def _pass(self, answer: Streamed, pass_on: Callable[[bytes], bytes]) -> bytes:
+        """Each chunk goes from the engine's connection to the client's at once: only the stream's end wakes a task.
+
+        Gives what came with the end, to be sent with it.
+        """
         events = WholeEvents()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        last = b""
 
-        def take(chunk: bytes) -> None:
+        def take(chunk: bytes, is_last: bool = False) -> None:
+            nonlocal last
             if ended.done():
                 return
             try:
-                write(events.cut(chunk))
+                whole = events.cut(chunk)
+                if is_last:
+                    last = pass_on(whole) if whole else b""
+                elif whole:
+                    self._connection.write_body(pass_on(whole))
             except Exception as error:
                 ended.set_exception(error)
                 answer.rest.close()
-
-        def write(whole: bytes) -> None:
-            if whole:
-                self._connection.write_body(whole if pass_on is None else pass_on(whole))
 
         def tell_end(error: StreamBrokenError | None) -> None:
             if ended.done():
@@ -150,12 +155,16 @@ class Reply:
             if self._connection.is_full:
                 answer.rest.pause()
             await ended
-            write(events.rest)
         finally:
             self._source = None
+        return last + pass_on(events.rest) if events.rest else last
 
     async def _send_head(self, status: int, headers: Iterable[Header]) -> None:
         self.status = status
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
         message: Message = {"type": "http.response.start", "status": status, "headers": raw}
         await self._send(message)
+
+
+def _as_it_is(events: bytes) -> bytes:
+    return events

@@ -97,10 +97,18 @@ _TOKENS_PER_IMAGE = 1000
 _PREFIX_SEED = ("model", "cache_salt", "tools")
 # What a continued stream cannot have: text of one stream that hides tokens of the other, state that begins with the
 # first token, and positions that count from it.
-_NOT_CONTINUABLE = (
-    *("stop", "echo", "tools", "functions", "prompt_embeds", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "thinking_token_budget", "repetition_detection"),
+_NOT_CONTINUABLE = frozenset(
+    (
+        *("stop", "echo", "tools", "functions", "prompt_embeds", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *(
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "thinking_token_budget",
+            "repetition_detection",
+        ),
+    )
 )
 _SIGNS_OF_MEDIA = (b'_url"', b'"input_audio"', b'"image', b'"audio', b'"video')
 _NO_VALUES = (b"null", b"false", b"[]", b"0", b"0.0", b'""')
@@ -149,8 +157,8 @@ class ClientRequest:
         self.endpoint = endpoint
         self.is_streamed = _is_set(fields, "stream")
         self.model = _model(fields.get("model"))
-        self.estimated_prompt_tokens = estimated_prompt_tokens(endpoint, fields)
         prompt = _prompt(endpoint, fields)
+        self.estimated_prompt_tokens = _estimated_tokens(endpoint, prompt, len(fields.get("tools", b"")))
         self.prompt_bytes = len(prompt)
         self.prefixes = prefix_digests((bytes(fields.get(name, b"")) for name in _PREFIX_SEED), prompt)
         self.num_consumers = 1
@@ -235,13 +243,16 @@ def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
 
 def estimated_prompt_tokens(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> int:
     """How long the prompt is: exact where it is given in token ids, a guess from its bytes where it is text."""
-    prompt = _prompt(endpoint, fields)
+    return _estimated_tokens(endpoint, _prompt(endpoint, fields), len(fields.get("tools", b"")))
+
+
+def _estimated_tokens(endpoint: Endpoint, prompt: bytes, tools_bytes: int) -> int:
     if endpoint is Endpoint.COMPLETIONS:
         if b'"' not in prompt and prompt.startswith(b"["):
             return _number_of_ids(prompt)
         return _tokens_of(len(prompt))
     images = _image_bytes(prompt)
-    text_bytes = len(prompt) - sum(images) + len(fields.get("tools", b""))
+    text_bytes = len(prompt) - sum(images) + tools_bytes
     # A field that is called `data` need not be an image, but is then hardly as long as one.
     return _tokens_of(text_bytes) + sum(min(_TOKENS_PER_IMAGE, _tokens_of(image)) for image in images)
 
@@ -339,7 +350,7 @@ def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
 def _is_continuable(endpoint: Endpoint, fields: dict[str, msgspec.Raw], prompt: bytes) -> bool:
     if endpoint not in (Endpoint.COMPLETIONS, Endpoint.CHAT) or _count(fields.get("n")) not in (None, 1):
         return False
-    if any(bytes(fields.get(name, b"null")) not in _NO_VALUES for name in _NOT_CONTINUABLE):
+    if any(bytes(fields[name]) not in _NO_VALUES for name in _NOT_CONTINUABLE & fields.keys()):
         return False
     if endpoint is Endpoint.COMPLETIONS and bytes(fields.get("logprobs", b"null")) != b"null":
         return False  # their offsets count from the first character

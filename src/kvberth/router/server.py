@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,6 +21,7 @@ from kvberth.router.reply import CONNECTION, Watcher
 __all__ = ["serve", "server_settings"]
 
 _SHUTDOWN_SECONDS = 10
+_MOST_GATHERED_BYTES = 16 * 1024
 _KEEP_ALIVE_SECONDS = 120
 """An idle connection is for its client to close: a request that is on its way to one that the server closes is lost.
 
@@ -124,6 +125,10 @@ class _Connection(HttpToolsProtocol):
         self.watcher: Watcher | None = None
         self._stall_seconds = stall_seconds
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._gathering = _Gathering(transport, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._gathering))
+
     @property
     def is_gone(self) -> bool:
         return self.transport.is_closing()
@@ -135,7 +140,7 @@ class _Connection(HttpToolsProtocol):
     def write_body(self, data: bytes) -> None:
         """In uvicorn's framing, which takes no note of a body's pieces where their length is not announced."""
         if data and not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._gathering.write_now(b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
         self.transport.abort()
@@ -144,6 +149,11 @@ class _Connection(HttpToolsProtocol):
         """A request begins; its scope gets the connection."""
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
+
+    def on_response_complete(self) -> None:
+        """Nothing more comes of this answer."""
+        self._gathering.flush()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -164,3 +174,45 @@ class _Connection(HttpToolsProtocol):
         """Nothing has come since the last answer: close, but do not wait for ever for that answer to be read."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(self._stall_seconds, self.transport.abort)
+
+
+class _Gathering:
+    """A transport that writes a head together with what follows it at once, and an end with what came before.
+
+    The loop's own writes each piece by itself, and each is a packet that wakes the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self._flushing: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+        if len(data) > _MOST_GATHERED_BYTES:
+            self.flush()
+        elif self._flushing is None:
+            self._flushing = self._loop.call_soon(self.flush)
+
+    def write_now(self, data: bytes) -> None:
+        if self._pieces:
+            self._pieces.append(data)
+            self.flush()
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()

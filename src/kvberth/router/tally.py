@@ -7,12 +7,12 @@ ends of events. How many tokens there were is found out behind the last one.
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvberth.router.continuation import Continuation
 from kvberth.router.timeline import Timeline
 
-__all__ = ["GAP_BOUNDS", "GapCounts", "Tally"]
+__all__ = ["GAP_BOUNDS", "Tally", "Times"]
 
 # From the step of a small model to a stall that everybody notices.
 GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.8, 1.6, 6.4)
@@ -25,17 +25,18 @@ _TAIL_CHUNKS = 3
 _EVENT_END = b"\n\n"
 
 
-class GapCounts:
-    """Times between chunks, of many streams: `counts[i]` are those up to `GAP_BOUNDS[i]`, the last one all longer."""
+class Times:
+    """How many times there were of which length: `counts[i]` are those up to `bounds[i]`, the last one all longer."""
 
-    __slots__ = ("counts", "total_seconds")
+    __slots__ = ("bounds", "counts", "total_seconds")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(GAP_BOUNDS) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.total_seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect_left(GAP_BOUNDS, seconds)] += 1
+        self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total_seconds += seconds
 
 
@@ -48,7 +49,7 @@ class Tally:
         continuation: gets every chunk, and says what the client gets of it; None passes it unchanged.
     """
 
-    def __init__(self, clock: Callable[[], float], gaps: GapCounts, continuation: Continuation | None) -> None:
+    def __init__(self, clock: Callable[[], float], gaps: Times, continuation: Continuation | None) -> None:
         self._clock = clock
         self._gaps = gaps
         self._continuation = continuation

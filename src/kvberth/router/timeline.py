@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 __all__ = ["CLIENT_STALLED", "CLIENT_WENT_AWAY", "Event", "Fact", "Phase", "Timeline", "What"]
 
 # Ends that no error tells of, because nobody was there to read it.
@@ -39,8 +41,7 @@ class What(StrEnum):
 _SENT = (What.PREFILL_SENT, What.DECODE_SENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """`at` is in seconds since the request arrived."""
 
     at: float
