@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvberth.router.answer import Header
 from kvberth.router.deadline import allowed_seconds, queue_timeout
@@ -148,13 +148,7 @@ class Call(ABC):
         length = 0
         has_more = True
         while has_more:
-            left = self.seconds_left()
-            patience = config.client_stall_seconds if left is None else min(config.client_stall_seconds, left)
-            try:
-                async with asyncio.timeout(patience):
-                    message = await receive()
-            except TimeoutError as error:
-                raise RouterError(408, "The request body did not come in time.", code="body_timeout") from error
+            message = await (receive() if self._connection.has_body else self._receive_in_time(receive))
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
@@ -165,6 +159,14 @@ class Call(ABC):
             chunks.append(chunk)
             has_more = message.get("more_body", False)
         return b"".join(chunks)
+
+    async def _receive_in_time(self, receive: Receive) -> Message:
+        left, patience = self.seconds_left(), self.service.config.client_stall_seconds
+        try:
+            async with asyncio.timeout(patience if left is None else min(patience, left)):
+                return await receive()
+        except TimeoutError as error:
+            raise RouterError(408, "The request body did not come in time.", code="body_timeout") from error
 
     async def _answer_unless_client_goes(self, body: bytes, turn: asyncio.Event | None) -> None:
         """The work is this task's own, and cancelled by whoever hears of the client's end."""

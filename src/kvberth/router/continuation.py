@@ -17,9 +17,11 @@ __all__ = ["Continuation"]
 # Inside a JSON string a quotation mark is escaped: these can be nothing but names of fields.
 _IDS = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _PROMPT_IDS = b'"prompt_token_ids":['
-_FINISHED = re.compile(rb'"finish_reason":"')
+_IDS_BEGIN = b'"token_ids":['
+_FINISHED = b'"finish_reason":"'
 _NO_IDS = b'"token_ids":null'
 _REASONING = re.compile(rb'"reasoning(?:_content)?":"')
+_REASONING_BEGINS = b'"reasoning'
 _EMPTY_DELTA = b'"delta":{}'
 _DATA = b"data: "
 
@@ -65,14 +67,28 @@ class Continuation:
             self._first = events[:4096]
         if _PROMPT_IDS in events:
             events = self._pass_prompt_ids(events)
-        self._ids += [ids for ids in _IDS.findall(events) if ids]
-        if _NO_IDS in events or _REASONING.search(events) or _FINISHED.search(events):
+        if _NO_IDS in events or _FINISHED in events or (_REASONING_BEGINS in events and _REASONING.search(events)):
             self._knows_all = False
-        if not self._shows_ids:
-            events = _IDS.sub(_NO_IDS, events)
-            if _EMPTY_DELTA in events:
-                events = _without_empty_deltas(events)
+        events = self._pass_ids(events)
+        if not self._shows_ids and _EMPTY_DELTA in events:
+            events = _without_empty_deltas(events)
         return events if self._head is None else b"".join(map(self._rejoined, _split(events)))
+
+    def _pass_ids(self, events: bytes) -> bytes:
+        """Keep the ids of tokens, and take them out where the client has not asked for them."""
+        mark = events.find(_IDS_BEGIN)
+        if mark < 0:
+            return events
+        begin = mark + len(_IDS_BEGIN)
+        end = events.find(b"]", begin)
+        ids = events[begin:end]
+        if (
+            ids.isdigit() and events.find(_IDS_BEGIN, end) < 0
+        ):  # one token, as nearly always: patterns take thrice as long
+            self._ids.append(ids)
+            return events if self._shows_ids else b"".join((events[:mark], _NO_IDS, events[end + 1 :]))
+        self._ids += [ids for ids in _IDS.findall(events) if ids]
+        return events if self._shows_ids else _IDS.sub(_NO_IDS, events)
 
     def _pass_prompt_ids(self, events: bytes) -> bytes:
         """Keep a prompt's ids, and take them out where the client has not asked for them, or has got them before.

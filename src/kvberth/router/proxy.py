@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import TypeVar
 
@@ -89,7 +90,8 @@ class _Generation(Call):
         )
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self.seconds_left()):
+            left = self.seconds_left()
+            async with nullcontext() if left is None else asyncio.timeout(left):
                 await self._answer(request, mode, binding)
         except TimeoutError as error:
             prefill_seconds = self._exchange.prefill_seconds() if self._exchange else 0.0

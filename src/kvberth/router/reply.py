@@ -46,6 +46,10 @@ class ClientConnection(Protocol):
     def is_gone(self) -> bool: ...
     @property
     def is_full(self) -> bool: ...
+    @property
+    def has_body(self) -> bool:
+        """All of the request's body is here."""
+        ...
 
     def write_body(self, data: bytes) -> None:
         """One more piece of a body whose head is sent and has not said its length. Never waits."""

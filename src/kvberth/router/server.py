@@ -137,6 +137,11 @@ class _Connection(HttpToolsProtocol):
     def is_full(self) -> bool:
         return self.flow.write_paused
 
+    @property
+    def has_body(self) -> bool:
+        """Where another request has come behind this one, this one is here as well."""
+        return not self.cycle.more_body
+
     def write_body(self, data: bytes) -> None:
         """In uvicorn's framing, which takes no note of a body's pieces where their length is not announced."""
         if data and not self.transport.is_closing():

@@ -90,8 +90,11 @@ class Timeline:
     @property
     def binding(self) -> str:
         """`early`, `jit` or `late`; `none` if it was not split."""
-        chosen = [event for event in self.events if event.what is What.BINDING_CHOSEN]
-        return str(chosen[-1].facts["binding"]) if chosen and self.path in _SPLIT else "none"
+        if self.path in _SPLIT:
+            for event in reversed(self.events):
+                if event.what is What.BINDING_CHOSEN:
+                    return str(event.facts["binding"])
+        return "none"
 
     @property
     def queued_until(self) -> float | None:
@@ -121,7 +124,10 @@ class Timeline:
 
     def first(self, what: What) -> float | None:
         """When it happened for the first time; None if it did not."""
-        return next((event.at for event in self.events if event.what is what), None)
+        for event in self.events:
+            if event.what is what:
+                return event.at
+        return None
 
     def last(self, what: What, before: float | None = None) -> float | None:
         """When it happened for the last time, before this time if one is given; None if it did not."""
