@@ -21,7 +21,7 @@ from kvberth.router.choice import (
 from kvberth.router.engines import Engine
 from kvberth.router.load import EngineLoad, Held
 
-FACTS = RequestFacts(1000, (b"short", b"long"))
+FACTS = RequestFacts(1000, (1, 2))
 NOTHING = Held()
 NO_AFFINITY = 0.0
 
@@ -109,7 +109,7 @@ def test_queue_counts_requests_until_a_rate_is_known():
 @pytest.mark.parametrize(("tokens_ahead", "is_preferred"), [(0, True), (500, True), (501, False)])
 def test_queue_prefers_who_saw_the_prefix_within_reason(tokens_ahead, is_preferred):
     """Up to `affinity_seconds` longer a queue is accepted for a cache that may hold the beginning."""
-    familiar = engine(held=Held(1, tokens_ahead), rate=1000, seen=[b"short"])
+    familiar = engine(held=Held(1, tokens_ahead), rate=1000, seen=[1])
     other = engine(rate=1000)
     choice = queue([other, familiar], FACTS, 0.5)
     assert choice.engine is (familiar if is_preferred else other)
@@ -118,15 +118,15 @@ def test_queue_prefers_who_saw_the_prefix_within_reason(tokens_ahead, is_preferr
 
 def test_the_longest_known_prefix_wins():
     """More of the prompt need not be computed; among equals the shorter queue."""
-    short = engine(rate=1000, seen=[b"short"])
-    long = engine(held=Held(1, 300), rate=1000, seen=[b"short", b"long"])
-    longer_queue = engine(held=Held(1, 400), rate=1000, seen=[b"short", b"long"])
+    short = engine(rate=1000, seen=[1])
+    long = engine(held=Held(1, 300), rate=1000, seen=[1, 2])
+    longer_queue = engine(held=Held(1, 400), rate=1000, seen=[1, 2])
     assert queue([short, longer_queue, long], FACTS, 0.5).engine is long
 
 
 def test_affinity_without_a_rate_decides_among_equals_only():
     """Nobody knows then how long a queue is in seconds."""
-    familiar, other = engine(seen=[b"short"], last_turn=5), engine()
+    familiar, other = engine(seen=[1], last_turn=5), engine()
     assert queue([other, familiar], FACTS, 0.5).engine is familiar
     familiar.held = Held(1, 1)
     assert queue([other, familiar], FACTS, 0.5).engine is other
@@ -167,7 +167,7 @@ def test_without_all_readings_requests_in_flight_decide(unknown):
 )
 def test_free_kv_prefers_who_saw_the_prefix_if_it_fits_there(usage, prompt_tokens, is_preferred):
     """Not where much less is free, and not where the prompt would have to wait for memory."""
-    familiar, other = engine(load=reading(kv_usage=usage), seen=[b"short"]), engine(load=reading())
+    familiar, other = engine(load=reading(kv_usage=usage), seen=[1]), engine(load=reading())
     choice = free_kv([other, familiar], RequestFacts(prompt_tokens, FACTS.prefixes), NO_AFFINITY)
     assert choice.engine is (familiar if is_preferred else other)
     assert ("prefix seen" in choice.reason) is is_preferred
@@ -211,9 +211,9 @@ def test_binding_of_a_prompt_of_1000_tokens(prefill, decodes, binding):
 def test_what_an_engine_lacks_of_a_prompt(load, sent_since, missing):
     """All but the beginning that it has seen and has still, as far as is known: 512 of 8,000 bytes here."""
     one = engine(load=load)
-    one.prefixes.remember([b"short"], 0)
-    one.prefixes.remember([b"other"], sent_since)
-    assert missing_tokens(one, RequestFacts(1000, (b"short", b"long"), 8000)) == missing
+    one.prefixes.remember([1], 0)
+    one.prefixes.remember([3], sent_since)
+    assert missing_tokens(one, RequestFacts(1000, (1, 2), 8000)) == missing
 
 
 def test_room_is_known_or_there_is_none():

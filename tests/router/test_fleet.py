@@ -8,7 +8,7 @@ from kvberth.router.engines import EngineInfo, Role, Source
 from kvberth.router.fleet import Fleet
 from kvberth.router.load import Held
 
-FACTS = RequestFacts(100, (b"beginning",))
+FACTS = RequestFacts(100, (1,))
 P_INFO = EngineInfo(Role.PREFILL, "e1", "10.0.0.1", 14579, 2)
 D_INFO = EngineInfo(Role.DECODE, "e2", "", 0, 1)
 

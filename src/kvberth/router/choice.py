@@ -58,7 +58,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """What a policy knows of a request: the size of its prompt, and digests of the prompt's beginnings."""
 
     prompt_tokens: int = 0
-    prefixes: tuple[bytes, ...] = ()
+    prefixes: tuple[int, ...] = ()
     prompt_bytes: int = 0
 
 

@@ -82,9 +82,8 @@ class Continuation:
         begin = mark + len(_IDS_BEGIN)
         end = events.find(b"]", begin)
         ids = events[begin:end]
-        if (
-            ids.isdigit() and events.find(_IDS_BEGIN, end) < 0
-        ):  # one token, as nearly always: patterns take thrice as long
+        if ids.isdigit() and events.find(_IDS_BEGIN, end) < 0:
+            # One token, as nearly always: patterns take longer.
             self._ids.append(ids)
             return events if self._shows_ids else b"".join((events[:mark], _NO_IDS, events[end + 1 :]))
         self._ids += [ids for ids in _IDS.findall(events) if ids]

@@ -7,7 +7,6 @@ that many share and one conversation that grows are recognised; the longest that
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
 __all__ = ["PrefixMemory", "matched_bytes", "prefix_digests"]
 
@@ -25,25 +24,21 @@ def _lengths() -> tuple[int, ...]:
 
 
 _LENGTHS_BYTES = _lengths()
-_DIGEST_BYTES = 16
 _REMEMBERED_DIGESTS = 65536
 
 
-def prefix_digests(seed: Iterable[bytes], prompt: bytes) -> tuple[bytes, ...]:
+def prefix_digests(seed: Iterable[bytes], prompt: bytes) -> tuple[int, ...]:
     """Digests of the prompt's beginnings, shortest first; none where it is shorter than the shortest.
 
-    `seed` is what else decides over the KV cache, such as the model's name.
+    `seed` is what else decides over the KV cache, such as the model's name. Digests are Python's own hashes, of 64 bits
+    and with a key that is this process's: a quarter of a cryptographic digest's time, and nobody else ever sees one.
     """
-    digest = blake2b(digest_size=_DIGEST_BYTES)
-    for part in seed:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
+    digest = hash(tuple(seed))
     digests = []
     start = 0
-    view = memoryview(prompt)
     for end in _LENGTHS_BYTES[: bisect_right(_LENGTHS_BYTES, len(prompt))]:
-        digest.update(view[start:end])
-        digests.append(digest.digest())
+        digest = hash((digest, prompt[start:end]))
+        digests.append(digest)
         start = end
     return tuple(digests)
 
@@ -62,13 +57,13 @@ class PrefixMemory:
 
     def __init__(self, capacity: int = _REMEMBERED_DIGESTS) -> None:
         self._capacity = capacity
-        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self._seen: OrderedDict[int, int] = OrderedDict()
         self._sent_tokens = 0
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def remember(self, digests: Sequence[bytes], prompt_tokens: int = 0) -> None:
+    def remember(self, digests: Sequence[int], prompt_tokens: int = 0) -> None:
         """The engine is sent a prompt of so many tokens, with these beginnings."""
         for digest in digests:
             if digest in self._seen:
@@ -78,7 +73,7 @@ class PrefixMemory:
         while len(self._seen) > self._capacity:
             self._seen.popitem(last=False)
 
-    def match(self, digests: Sequence[bytes], within_tokens: float = float("inf")) -> int:
+    def match(self, digests: Sequence[int], within_tokens: float = float("inf")) -> int:
         """How many of the digests, from the shortest beginning on, are known; 0 is none.
 
         Those that were seen before the last `within_tokens` tokens do not count.
