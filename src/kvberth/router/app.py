@@ -1,10 +1,10 @@
 """The router as an application."""
 
 import ssl
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -50,7 +50,9 @@ _RAW_ID = REQUEST_ID.encode()
 
 
 def create_app(config: RouterConfig) -> Starlette:
-    """The router as an ASGI application. Its connections and its watch over the engines live with its lifespan.
+    """The router as an ASGI application, for uvicorn with our `server_settings`.
+
+    Its connections and its watch over the engines live with its lifespan.
 
     Raises `EnginesFileError` if there is an engines file that cannot be used, `ssl.SSLError` if the engines' authority
     cannot, `KeyFileError` if the keys for the control channel cannot, `TracingError` if traces are asked for and cannot
@@ -206,9 +208,10 @@ class _RequestIds:
 
 
 def _request_id(scope: Scope) -> str:
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == _RAW_ID and value), None) or (
-        uuid.uuid4().hex
-    )
+    for name, value in scope["headers"]:
+        if name == _RAW_ID and value:
+            return str(value, "latin-1")
+    return token_hex(16)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from secrets import token_hex
 
 from kvberth.router.actions import (
     AbortDecode,
@@ -101,7 +101,7 @@ class Exchange:
             binding=binding,
             obstacle=request.obstacle,
             num_consumers=request.num_consumers,
-            new_transfer_id=lambda: str(uuid.uuid4()),
+            new_transfer_id=lambda: token_hex(16),
             max_retries=max_retries,
             failed_decodes=failed_decodes,
         )
