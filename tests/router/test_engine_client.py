@@ -203,6 +203,24 @@ async def test_one_connection_for_one_request_after_the_other():
     assert len(set(peers[3:])) == 1
 
 
+async def test_a_name_is_looked_up_once(monkeypatch):
+    """For all connections that are wanted at once; of its addresses the first that takes one is taken."""
+    asked = []
+    look_up = socket.getaddrinfo
+
+    def counted(*args, **kwargs):
+        asked.append(args[0])
+        return look_up(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    async with serving(whole) as url, EngineClient(5) as client:
+        by_name = url.replace("127.0.0.1", "localhost")
+        answers = await asyncio.gather(*(client.fetch("POST", by_name, "/", body=b"x") for _ in range(5)))
+        await client.fetch("POST", by_name, "/", body=b"x")
+    assert [answer.body for answer in answers] == [b"x"] * 5
+    assert asked.count("localhost") <= 1  # uvloop asks without Python
+
+
 async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch):
     """Its engine may be closing it just now."""
     peers = []
@@ -299,6 +317,22 @@ async def test_who_refuses_the_connection():
         with pytest.raises(HttpError, match=r"127\.0\.0\.1:9: .*Connect") as refused:
             await client.fetch("GET", GONE, "/")
     assert not isinstance(refused.value, TimeoutError)
+
+
+async def test_who_is_nobody(monkeypatch):
+    """A name without an address is looked up again the next time: it may have got one."""
+    asked = []
+
+    async def nobody(_site):
+        asked.append(1)
+        raise OSError("no such name")
+
+    monkeypatch.setattr(engine_client._Site, "_look_up", nobody)
+    async with EngineClient(20) as client:
+        for _ in range(2):
+            with pytest.raises(HttpError, match="no connection to nobody:80: no such name"):
+                await client.fetch("GET", "http://nobody", "/")
+    assert len(asked) == 2
 
 
 async def test_who_does_not_answer_the_connection():

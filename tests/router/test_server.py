@@ -13,6 +13,9 @@ class Transport:
     def __init__(self):
         self.written = []
 
+    def is_closing(self):
+        return "closed" in self.written
+
     def write(self, data):
         self.written.append(data)
 
@@ -40,6 +43,15 @@ async def test_a_head_alone_does_not_wait(gathering):
     await asyncio.sleep(0)
     gathering.flush()
     assert gathering._transport.written == [b"head"]
+
+
+async def test_nothing_is_written_to_who_has_gone(gathering):
+    """A head may have been gathered just before."""
+    gathering.write(b"head")
+    gathering._transport.close()
+    await asyncio.sleep(0)
+    gathering.flush()
+    assert gathering._transport.written == ["closed"]
 
 
 async def test_a_close_waits_for_what_is_gathered(gathering):

@@ -170,11 +170,12 @@ class Call(ABC):
 
     async def _answer_unless_client_goes(self, body: bytes, turn: asyncio.Event | None) -> None:
         """The work is this task's own, and cancelled by whoever hears of the client's end."""
+        if self._connection.is_gone:
+            self._is_abandoned = True
+            return
         self._task = asyncio.current_task()
         self._connection.watcher = self
-        if self._connection.is_gone:
-            self.lost()
-        elif self._connection.is_full:
+        if self._connection.is_full:
             self.full()
         try:
             await self._wait_and_answer(body, turn)

@@ -10,6 +10,7 @@ found out before anything is sent on it.
 
 import asyncio
 import select
+import socket
 import ssl
 from collections import deque
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ __all__ = ["Ask", "ConnectTimeoutError", "EngineClient", "HttpError", "Listener"
 
 # vLLM closes a connection that was idle for 5 s. One that is younger is not closed while a request is on its way.
 _IDLE_SECONDS = 2.0
+_ADDRESS_SECONDS = 10.0  # for which a name's addresses are believed
 _FIRST_FINAL_STATUS = 200
 
 
@@ -138,12 +140,9 @@ class EngineClient:
         return None
 
     async def _connect(self, site: "_Site", ask: "Ask") -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self, site), site.host, site.port, ssl=site.tls
-                )
+                connection = await self._open(site)
         except (OSError, ValueError) as error:  # a name that cannot be one is a `ValueError`
             ask.connecting = None
             if isinstance(error, TimeoutError) and error.errno is None:
@@ -154,6 +153,26 @@ class EngineClient:
         else:
             ask.connecting = None
             connection.begin(ask)
+
+    async def _open(self, site: "_Site") -> "_Connection":
+        """At the first of its addresses that takes a connection."""
+        loop = asyncio.get_running_loop()
+        addresses = await site.addresses()
+        for address in addresses:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self, site),
+                    address,
+                    site.port,
+                    ssl=site.tls,
+                    server_hostname=site.host if site.tls is not None else None,
+                )
+            except OSError:
+                if address == addresses[-1]:
+                    raise
+            else:
+                return connection
+        raise OSError("the name has no address")
 
     def _opened(self, connection: "_Connection") -> None:
         self._connections.add(connection)
@@ -219,6 +238,21 @@ class _Site:
         self.prefix = parts.path
         self.tls = _context(tls) if parts.scheme == "https" else None
         self.idle: deque[_Connection] = deque()
+        self._lookup: asyncio.Future[list[str]] | None = None
+        self._looked_up_at = 0.0
+
+    async def addresses(self) -> list[str]:
+        """Of the host. Connections that are wanted at once ask for them once. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        is_old = loop.time() - self._looked_up_at > _ADDRESS_SECONDS
+        if self._lookup is None or (self._lookup.done() and (is_old or self._lookup.exception() is not None)):
+            self._looked_up_at = loop.time()
+            self._lookup = loop.create_task(self._look_up())
+        return await asyncio.shield(self._lookup)
+
+    async def _look_up(self) -> list[str]:
+        found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        return [str(address[0]) for *_, address in found]
 
 
 class _Connection(asyncio.Protocol):

@@ -188,6 +188,7 @@ class _Gathering:
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_closing = transport.is_closing
         self._transport = transport
         self._loop = loop
         self._pieces: list[bytes] = []
@@ -214,8 +215,8 @@ class _Gathering:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if self._pieces:
-            pieces, self._pieces = self._pieces, []
+        pieces, self._pieces = self._pieces, []
+        if pieces and not self.is_closing():
             self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def close(self) -> None:
