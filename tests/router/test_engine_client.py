@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvberth.router import engine_client
-from kvberth.router.engine_client import ConnectTimeoutError, EngineClient, HttpError
+from kvberth.router.engine_client import EngineClient
+from kvberth.router.engine_connection import Connection, ConnectTimeoutError, HttpError
 
 from .fakes import until
 
@@ -276,6 +277,23 @@ async def test_an_answer_that_is_not_whole_is_an_error(answer, said):
         assert heard.body in (b"", b"half")
         with pytest.raises(HttpError, match=said):
             await client.fetch("POST", url, "/")
+
+
+async def test_a_connection_that_ends_as_it_is_made(monkeypatch):
+    """Nobody waits for an answer on it."""
+
+    async def gone(_client, _site):
+        made = Connection(lambda _: None, lambda _: None)
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            await loop.create_connection(lambda: made, *server.getsockname())
+        made.transport.abort()
+        return made
+
+    monkeypatch.setattr(EngineClient, "_open", gone)
+    async with EngineClient(5) as client, asyncio.timeout(20):
+        with pytest.raises(HttpError, match="hung up"):
+            await client.fetch("GET", GONE, "/")
 
 
 async def test_what_is_not_asked_for_ends_the_connection():

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvberth.router.answer import Header, StreamBrokenError, Streamed, Whole
-from kvberth.router.engine_client import ConnectTimeoutError, EngineClient, HttpError
+from kvberth.router.engine_client import EngineClient
+from kvberth.router.engine_connection import ConnectTimeoutError, HttpError
 from kvberth.router.engines import Engine
 from kvberth.router.errors import Failure, FailureKind, Leg
 from kvberth.router.events import DecodeAnswered, DecodeFailed, PrefillAnswered, PrefillFailed, PrefillRejected

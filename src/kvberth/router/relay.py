@@ -16,7 +16,7 @@ from kvberth.router.answer import Whole
 from kvberth.router.breaker import Outcome
 from kvberth.router.call import Call
 from kvberth.router.choice import RequestFacts
-from kvberth.router.engine_client import HttpError
+from kvberth.router.engine_connection import HttpError
 from kvberth.router.engines import Engine
 from kvberth.router.errors import FailureKind, RouterError
 from kvberth.router.exchange import Service

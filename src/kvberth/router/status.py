@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from kvberth import __version__
 from kvberth.router.breaker import BreakerState
-from kvberth.router.engine_client import HttpError
+from kvberth.router.engine_connection import HttpError
 from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlencode
 
-from kvberth.router.engine_client import EngineClient, HttpError
+from kvberth.router.engine_client import EngineClient
+from kvberth.router.engine_connection import HttpError
 from kvberth.router.engines import Engine, parse_engine_info
 from kvberth.router.load import LOAD_METRICS, parse_load
 
