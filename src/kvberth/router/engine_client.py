@@ -1,6 +1,6 @@
 """HTTP/1.1 to engines: connections that are kept and carry one request at a time, answers by callback.
 
-A leg needs no more than this, and a router needs it cheap: a request costs a fifth of what it does with a client
+A leg needs no more than this, and a router needs it cheap: a request costs about a fifth of what it does with a client
 library that is made for everything. There are no redirects, cookies, proxies or packed bodies here, and no task for a
 request whose connection stands.
 
