@@ -296,12 +296,14 @@ async def test_a_connection_that_ends_as_it_is_made(monkeypatch):
             await client.fetch("GET", GONE, "/")
 
 
-async def test_what_is_not_asked_for_ends_the_connection():
-    """A second answer belongs to nobody."""
-    two = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na" * 2
-    async with saying(two, hangs_up=False) as url, EngineClient(5) as client:
+@pytest.mark.parametrize("behind", [b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nb", b"no HTTP at all\r\n\r\n"])
+async def test_what_is_not_asked_for_ends_the_connection(behind):
+    """A second answer, and junk behind the first one, belong to nobody."""
+    said = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na" + behind
+    async with saying(said, hangs_up=False) as url, EngineClient(5) as client:
         for _ in range(2):
             assert (await client.fetch("GET", url, "/")).body == b"a"
+        assert not any(site.idle for site in client._sites.values())
 
 
 async def test_an_interim_answer_is_passed_over():

@@ -107,6 +107,13 @@ def test_what_is_no_url_is_refused(text):
         engine_url(text)
 
 
+def test_a_url_with_a_password_is_refused_and_not_repeated():
+    """What is in it would never be sent, and would stand in logs."""
+    with pytest.raises(ValueError, match="no user and password") as refusal:
+        engine_url("http://me:secret@engine:8001")
+    assert "secret" not in str(refusal.value)
+
+
 def test_the_key_of_the_control_channel_is_read():
     """Of a prefill worker; without one it is empty."""
     page = info_line(control_public_key="k" * 40)

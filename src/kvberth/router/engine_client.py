@@ -177,7 +177,7 @@ class _Site:
         parts = urlsplit(base_url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.host_header = parts.netloc.rpartition("@")[2]
+        self.host_header = parts.netloc
         self.prefix = parts.path
         self.tls = _context(tls) if parts.scheme == "https" else None
         self.idle: deque[Connection] = deque()

@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             problem = HttpError(f"this is no HTTP: {error.__context__ or error}")
+            self._is_reusable = False  # also where it comes behind a whole answer
         # Whoever hears of something may give up.
         if self._status and self._ask is not None and not self._is_head_told:
             self._is_head_told = True

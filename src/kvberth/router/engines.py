@@ -162,6 +162,8 @@ def engine_url(text: str) -> str:
         is_url = False
     if not is_url:
         raise ValueError(f"{text!r} is no engine URL, expected something like http://127.0.0.1:8001")
+    if "@" in parts.netloc:
+        raise ValueError("an engine's URL has no user and password; its key is the setting engine_api_key")
     return text.rstrip("/")
 
 
