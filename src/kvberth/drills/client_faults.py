@@ -105,11 +105,12 @@ class FillMemory:
 
 
 _POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+_JSON = b"content-type: application/json\r\n"
 _JUNK = (
     b"",
     b"\x00" * 64,
     b"GET / HTTP/1.1\r\n\r\n",
-    _POST + b'content-type: application/json\r\ncontent-length: 9\r\n\r\n{"model":',
+    _POST + _JSON + b'content-length: 9\r\n\r\n{"model":',
     _POST + b"content-length: 1000000\r\n\r\n{",
     _POST + b"content-length: -1\r\n\r\n",
     _POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
@@ -206,8 +207,7 @@ class Stall:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(5)
             client.connect(cluster.router_address)
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(encoded)}\r\n\r\n"
-            client.sendall(head.encode() + encoded)
+            client.sendall(_POST + _JSON + f"content-length: {len(encoded)}\r\n\r\n".encode() + encoded)
             self._held.append(client)
 
     def end(self, cluster: DrillCluster) -> None:
