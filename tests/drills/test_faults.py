@@ -221,7 +221,7 @@ def server() -> Iterator[tuple[str, int]]:
         def send(client: socket.socket) -> None:
             with contextlib.suppress(OSError):
                 while is_talkative and client.recv(4096):
-                    client.sendall(b"x" * 1_000_000)
+                    client.sendall(b"data: x\n\n" * 100_000)
 
         is_talkative = True
         accepting = threading.Thread(target=serve)

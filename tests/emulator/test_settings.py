@@ -1,5 +1,7 @@
 """The emulator's part of vLLM's `additional_config`."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,14 @@ def test_a_negative_rest_is_refused():
     """0 is NIXL's own."""
     with pytest.raises(EmulatorError, match=f"^additional-config {KEY}: nixl_progress_delay_us must be 0 or more$"):
         EmulatorSettings.of({KEY: {"nixl_progress_delay_us": -1}})
+
+
+def test_what_is_counted_has_all_its_other_settings():
+    """Faults among them: a drill's engines had none for as long as they were forgotten here."""
+    settings = EmulatorSettings(link=True, nixl_progress_delay_us=7, faults="f")
+    assert settings.counting(Path("c")) == EmulatorSettings(
+        link=True, nixl_progress_delay_us=7, faults="f", counters="c"
+    )
 
 
 @given(st.booleans(), st.integers(0, 10**9), st.text())

@@ -238,11 +238,12 @@ async def test_prefill_that_answers_nobody_is_left(site, impatient):
 
 
 @pytest.mark.anyio
-async def test_busy_engine_whose_health_is_late_is_not_left(site, impatient):
+async def test_busy_engine_whose_health_is_late_is_not_left(site, monkeypatch):
     """Its tokens come: it answers somebody."""
-    busy = await site.decode(
-        streams(*whole(COMPLETIONS)[:1], then=trickles(*whole(COMPLETIONS)[1:], every=0.2)), freezes_with_work=True
-    )
+    pieces, every, patience = whole(COMPLETIONS), 0.5, 1.5
+    monkeypatch.setattr("kvberth.router.watch._PATIENCE_SECONDS", patience)
+    assert (len(pieces) - 1) * every > patience
+    busy = await site.decode(streams(*pieces[:1], then=trickles(*pieces[1:], every=every)), freezes_with_work=True)
     client = await site.router([await site.prefill()], [busy])
     async with asyncio.timeout(10):
         assert (await client.text(COMPLETION)).encode() == without_ids(whole(COMPLETIONS))

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from kvberth.router.answer import Whole
+from kvberth.router.engine_connection import HttpError
 from kvberth.router.engines import Engine, EngineInfo, Role
 from kvberth.router.watch import _look, _read_load
 
@@ -133,10 +134,10 @@ async def test_a_reading_of_an_engine_that_has_gone_meanwhile_is_not_kept(monkey
 
 
 class Pages:
-    """In place of the client: these pages hang, each after so many answers; the others are empty and well."""
+    """In place of the client: these pages hang, each after so many answers, or are refused; the others are well."""
 
-    def __init__(self, **answers_left: int) -> None:
-        self.answers_left = answers_left
+    def __init__(self, refused: tuple[str, ...] = (), **answers_left: int) -> None:
+        self.refused, self.answers_left = refused, answers_left
 
     async def fetch(self, _method: str, _url: str, target: str) -> Whole:
         name = target.strip("/")
@@ -144,6 +145,8 @@ class Pages:
             await asyncio.Event().wait()
         if name in self.answers_left:
             self.answers_left[name] -= 1
+        if name in self.refused:
+            raise HttpError("refused")
         return Whole(200, (), b"")
 
 
@@ -183,3 +186,14 @@ async def test_an_engine_that_only_keeps_its_load_to_itself_is_not_silent(engine
     """Its health is answered."""
     await _look(Pages(metrics=0), engine)
     assert engine.is_ready
+
+
+@pytest.mark.parametrize("seconds_ago", [0.0, 1.0])
+async def test_who_refuses_connections_is_silent_once_those_it_has_are(engine, seconds_ago):
+    """It may be ending, and still answer what it has taken; a new connection it refuses in any case."""
+    told = []
+    engine.on_silent["leg"] = lambda: told.append(True)
+    engine.heard_at = time.monotonic() - seconds_ago
+    await _look(Pages(refused=("health",)), engine)
+    assert engine.problem == "refused"
+    assert bool(told) is (seconds_ago > 0)

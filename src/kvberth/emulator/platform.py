@@ -95,11 +95,7 @@ class EmulatedPlatform(Platform):
         infos = {"kvberth:emulator_info": {"profile": profile.name, "bytes_scale": f"{profile.bytes_scale:g}"}}
         infos |= _nixl_engine_info(vllm_config)
         REGISTRY.register(EmulatorCollector(counters, vllm_config.parallel_config.world_size, infos))
-        EmulatorSettings(
-            link=settings.link,
-            nixl_progress_delay_us=settings.nixl_progress_delay_us,
-            counters=str(counters.path),
-        ).store(vllm_config.additional_config)
+        settings.counting(counters.path).store(vllm_config.additional_config)
 
     @classmethod
     def get_attn_backend_cls(cls, *_args: Any, **_kwargs: Any) -> str:

@@ -1,6 +1,7 @@
 """The emulator's settings, from vLLM's `--additional-config '{"kvberth_emulator": {...}}'`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,6 +47,10 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if settings.nixl_progress_delay_us < 0:
             raise EmulatorError(f"additional-config {_KEY}: nixl_progress_delay_us must be 0 or more")
         return settings
+
+    def counting(self, path: Path) -> "EmulatorSettings":
+        """The same, with this file of counters."""
+        return msgspec.structs.replace(self, counters=str(path))
 
     def store(self, additional_config: Any) -> None:
         """Write these settings back, for the engine's other processes."""

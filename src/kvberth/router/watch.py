@@ -148,7 +148,8 @@ async def _look(client: EngineClient, engine: Engine) -> None:
 async def _is_well(client: EngineClient, engine: Engine, asked_at: float) -> bool:
     """Ask for its health, again and again while pieces of answers come: it is busy then.
 
-    It is silent when nothing at all has come for so long, since it was first asked (`asked_at`) or after that.
+    It is silent when nothing at all has come for so long, since it was first asked (`asked_at`) or after that; who
+    refuses connections, when nothing has come from those that it had.
     """
     while (left := max(asked_at, engine.heard_at) + _PATIENCE_SECONDS - time.monotonic()) > 0:
         try:
@@ -157,7 +158,11 @@ async def _is_well(client: EngineClient, engine: Engine, asked_at: float) -> boo
         except TimeoutError:
             continue
         except HttpError as error:
-            engine.mark_unready(_why(error))
+            if engine.heard_at + _PATIENCE_SECONDS < time.monotonic():
+                # vLLM that is told to end takes requests until its listener is closed, and may never answer the last.
+                engine.mark_silent(_why(error))
+            else:
+                engine.mark_unready(_why(error))
             return False
         engine.heard_at = time.monotonic()
         if answer.status != 200:
