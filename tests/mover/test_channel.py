@@ -329,3 +329,15 @@ def test_messages_of_several_parts_are_dropped(server, context):
         one.send(b"one part")
         server.run(5, lambda: bool(server.frames))
         assert [each.frame for each in server.frames] == [b"one part"]
+
+
+@pytest.mark.parametrize("has_keys", [False], ids=["no keys"])
+def test_a_message_without_zeromq_s_greeting_is_dropped(server, context, has_keys, caplog):
+    """It is of ZMTP 1.0 then, or chance has made it look so; the mover lives on, and who greets is heard."""
+    with socket.create_connection(("127.0.0.1", server.port), 5) as stranger:
+        stranger.sendall(b"\x01\x00" + b"\x06\x00hello")
+        server.run(10, until=lambda: "of a ZeroMQ before 3.0" in caplog.text)
+        with closing(connect(context, server, None)) as friend:
+            friend.send(b"friend")
+            server.run(10, until=lambda: bool(server.frames))
+    assert [each.frame for each in server.frames] == [b"friend"]

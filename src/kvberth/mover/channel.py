@@ -191,7 +191,11 @@ class Channel:
                 self._drop(self._listener.socket, "has several parts", now)
                 continue
             if route not in self._connections:
-                self._connections[route] = int(frame.get(zmq.SRCFD))
+                try:
+                    self._connections[route] = int(frame.get(zmq.SRCFD))
+                except zmq.ZMQError:  # ZeroMQ takes bytes without its greeting for ZMTP 1.0, and knows little of them
+                    self._drop(self._listener.socket, "is of a ZeroMQ before 3.0", now)
+                    continue
             sender = None
             if self._keyring is not None:
                 sender = self._keyring.with_key(str(frame.get("User-Id")))
