@@ -18,7 +18,7 @@ from tests.e2e.emulated.test_deaths import prompt, start_again
 from kvberth.launch import LocalCluster
 from kvberth.launch.engine import EngineProcess
 
-MAX_TOKENS = 300
+MAX_TOKENS = 600
 LENGTHS = (300, 2500, 6000)
 MODEL = "slow"
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
