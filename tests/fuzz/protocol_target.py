@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 from tests.fuzz.mutation import changed_value
+from tests.protocol.engines import BLOCK_SIZE, FINGERPRINT
 
 from kvberth.keys import Certificate, PeerRole
-from kvberth.layout import Fingerprint, Region, Runs
+from kvberth.layout import Region, Runs
 from kvberth.mover import (
     AbortRequest,
     AdvancePrefill,
@@ -79,20 +80,8 @@ _FRAMES = (FROM_E, FROM_ROUTER, FROM_STRANGER, FROM_Q, AS_D, AS_P)
 _OTHERS = (P_DOES, D_DOES, TIME, DELIVER, BREAKS)
 _MOST_STEPS = 32
 
-_NUM_BLOCKS, _BLOCK_SIZE, _NUM_TOKENS, _PORT = 64, 16, 40, 14579
+_NUM_BLOCKS, _NUM_TOKENS, _PORT = 64, 40, 14579
 _KEYS = (TransferKey("t-1"), TransferKey("t-2"))
-_FINGERPRINT = Fingerprint(
-    model="m@1",
-    dtype="float32",
-    kv_cache_dtype="auto",
-    num_layers=1,
-    num_kv_heads=1,
-    head_size=1,
-    block_size=_BLOCK_SIZE,
-    layout="LBHNC",
-    tensor_parallel_size=1,
-    block_lengths=(1,),
-)
 _P, _Q = Address(f"P:{_PORT}"), Address(f"Q:{_PORT}")
 _CERTIFICATES = {
     name: Certificate(name, PeerRole.ROUTER if name == "R" else PeerRole.ENGINE, name.lower() * 40) for name in "DERS"
@@ -151,13 +140,13 @@ def seeds() -> list[bytes]:
         first_token=0,
         num_tokens=_NUM_TOKENS,
         prompt_digest=b"t-2",
-        block_size=_BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
         blocks=(5, 6, 7),
     )
     newer = msgspec.structs.replace(register, key=key, attempt=1, prompt_digest=b"t-1")
     insider = [Hello(card, 1), register, msgspec.structs.replace(register, mode=pull, blocks=(), attempt=1)]
     ends: list[Message] = [Ended(key, 0, end, Reason.NONE) for end in End]
-    said_by_p = [Accepted(key, 0), Writing(key, 0), Located(key, 0, (0, 1, 2), _BLOCK_SIZE), Quiesced(key, 0), *ends]
+    said_by_p = [Accepted(key, 0), Writing(key, 0), Located(key, 0, (0, 1, 2), BLOCK_SIZE), Quiesced(key, 0), *ends]
     announce, advance, finish, deliver = (
         Step(P_DOES, b"\0"),
         Step(P_DOES, b"\1"),
@@ -229,7 +218,7 @@ def _card(name: str) -> EngineCard:
         engine_id=name,
         incarnation="a",
         rank=0,
-        fingerprint=_FINGERPRINT,
+        fingerprint=FINGERPRINT,
         regions=(Region(address=0, block_stride=1, block_length=1),),
         num_blocks=_NUM_BLOCKS,
         agent_metadata=name.encode(),
@@ -448,7 +437,7 @@ class _World:
             return
         match what % 5:
             case 0:
-                self._command_p(SchedulePrefill((key,), _BLOCK_SIZE * (prefill.num_told + 1)))
+                self._command_p(SchedulePrefill((key,), BLOCK_SIZE * (prefill.num_told + 1)))
             case 1 if prefill.num_told < len(prefill.blocks):
                 first, prefill.num_told = prefill.num_told, prefill.num_told + 1
                 blocks = prefill.blocks[first : first + 1]

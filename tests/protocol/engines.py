@@ -23,6 +23,7 @@ __all__ = [
     "ADDRESS",
     "BLOCK_SIZE",
     "CONSUMERS",
+    "FINGERPRINT",
     "KEYS",
     "PORT",
     "PRODUCER",
@@ -145,7 +146,7 @@ class Rank(Outbox):
             engine_id=name,
             incarnation=str(incarnation),
             rank=0,
-            fingerprint=_FINGERPRINT,
+            fingerprint=FINGERPRINT,
             regions=(region,),
             num_blocks=NUM_BLOCKS,
             agent_metadata=self.agent.metadata(),
@@ -250,7 +251,7 @@ def num_blocks(transfer: str) -> int:
     return num_blocks_for(TRANSFERS[transfer], BLOCK_SIZE)
 
 
-_FINGERPRINT = Fingerprint(
+FINGERPRINT = Fingerprint(
     model="m@1",
     dtype="float32",
     kv_cache_dtype="auto",
