@@ -275,7 +275,8 @@ def test_a_flood_is_cut_to_its_allowance_and_others_are_heard(make_server, conte
         stop()
     heard = len(server.frames_of(b"flood"))
     assert len(server.frames_of(b"quiet")) == 20
-    assert heard <= module._UNITS_AT_ONCE + module._UNITS_PER_SECOND * seconds
+    # The last one is heard whole when a fraction of a unit is left.
+    assert heard <= module._UNITS_AT_ONCE + module._UNITS_PER_SECOND * seconds + 1
     assert sent > 2 * heard, "too few messages to tell"
     # Nor does it keep the mover from the transfers: a handful, then a rest.
     assert server.num_turns <= 2.5 * seconds / module._REST_SECONDS + heard
