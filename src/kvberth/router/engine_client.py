@@ -81,7 +81,7 @@ class EngineClient:
         head = "".join(lines)
         if head.count("\n") != len(lines) + 1 + bool(self._key_line) or head.count("\r") != head.count("\n"):
             raise ValueError("a header cannot have several lines")
-        ask = Ask(listener, [f"{head}\r\n".encode("latin-1"), body])
+        ask = Ask(listener, f"{head}\r\n".encode("latin-1") + body)
         connection = self._kept(site)
         if connection is not None:
             connection.begin(ask)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import httptools
 
 from kvberth.router.answer import Header
+from kvberth.router.prompt_write import prompt_write
 
 __all__ = ["Ask", "ConnectTimeoutError", "Connection", "HttpError", "Listener"]
 
@@ -46,7 +47,7 @@ class Ask:
 
     __slots__ = ("connecting", "connection", "listener", "request")
 
-    def __init__(self, listener: Listener, request: list[bytes]) -> None:
+    def __init__(self, listener: Listener, request: bytes) -> None:
         self.listener = listener
         self.request = request
         self.connecting: asyncio.Task[None] | None = None
@@ -102,8 +103,8 @@ class Connection(asyncio.Protocol):
         self._ask = ask
         ask.connection = self
         self._begin_answer()
-        self.transport.writelines(ask.request)
-        ask.request = []
+        self._write(ask.request)
+        ask.request = b""
 
     def drop(self) -> None:
         """Its ask is given up, and with it the connection: an engine hears of it by that."""
@@ -126,6 +127,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:  # uvloop's are no asyncio.Transport
         self.transport = transport
+        self._write = prompt_write(transport)
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def connection_lost(self, error: Exception | None) -> None:

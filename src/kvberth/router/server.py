@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvberth.router.app import create_admin_app, create_app
 from kvberth.router.config import RouterConfig
+from kvberth.router.prompt_write import prompt_write
 from kvberth.router.reply import CONNECTION, Watcher
 
 __all__ = ["serve", "server_settings"]
@@ -182,7 +183,7 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Gathering:
-    """A transport that writes a head together with what follows it at once, and an end with what came before.
+    """A transport that writes a head together with what follows it, an end with what came before, and that promptly.
 
     The loop's own writes each piece by itself, and each is a packet that wakes the client.
     """
@@ -190,6 +191,7 @@ class _Gathering:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.is_closing = transport.is_closing
         self._transport = transport
+        self._write = prompt_write(transport)
         self._loop = loop
         self._pieces: list[bytes] = []
         self._flushing: asyncio.Handle | None = None
@@ -209,7 +211,7 @@ class _Gathering:
             self._pieces.append(data)
             self.flush()
         else:
-            self._transport.write(data)
+            self._write(data)
 
     def flush(self) -> None:
         if self._flushing is not None:
@@ -217,7 +219,7 @@ class _Gathering:
             self._flushing = None
         pieces, self._pieces = self._pieces, []
         if pieces and not self.is_closing():
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def close(self) -> None:
         self.flush()
