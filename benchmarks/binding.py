@@ -1,23 +1,26 @@
 """Early, just-in-time, late and automatic binding on uneven decode workers: `python -m benchmarks.binding --out DIR`
 
 One prefill and three decode workers, emulated. One of the three is slowed now and then by load that does not come
-through the router: prompts that it computes itself, for 4 s out of 16. Short and long prompts, at light load and at 70%
+through the router: prompts that it computes itself, for 3 s out of 10. Short and long prompts, at light load and at 70%
 of what the prefill worker can do; each repetition runs all four kinds of binding on the same traffic, in an order that
 rotates, so that a machine that drifts hurts all alike. `DIR/runs.jsonl` has a line per run and `DIR/raw/` a line per
-request; the table shows medians of the repetitions. T13 and T14 are taken from long prompts under heavy load.
+request; the table is of all requests of all repetitions. T13 and T14 are taken from long prompts under heavy load.
+
+What an early choice costs is load that changes between the choice and the first token, here a second on average: load
+that stays is seen by all, and load that comes once a minute meets few requests.
 
 The emulated machine is the slower one of the two that there are: four engines that step every 6 ms leave two cores no
-room to be on time. A cell takes a quarter of an hour.
+room to be on time. A cell takes twenty minutes.
 """
 
 import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import aiohttp
@@ -30,10 +33,26 @@ from kvberth.launch import ClusterSettings, LocalCluster
 from kvberth.launch.metrics import EngineMetrics
 
 BINDINGS = ("early", "jit", "late", "auto")
-OUTPUT_TOKENS = 128
-BURST_SECONDS, PAUSE_SECONDS = 4.0, 12.0
+OUTPUT_TOKENS = 64
+BURST_SECONDS, PAUSE_SECONDS = 3.0, 7.0
 BURST_TOKENS = 8192
 RESERVED = "kvberth:reserved_block_seconds_total"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One binding's turn in a repetition; reserved memory is per request."""
+
+    cell: str
+    binding: str
+    repetition: int
+    reserved_block_seconds: float
+    records: Sequence[bench.RequestRecord]
+
+    def line(self) -> dict[str, Any]:
+        """For people who look at one run."""
+        said: dict[str, Any] = {"cell": self.cell, "binding": self.binding, "repetition": self.repetition}
+        return said | figures([self])[self.cell, self.binding]
 
 
 @dataclass(frozen=True)
@@ -46,13 +65,13 @@ class Cell:
 
 
 CELLS = (
-    Cell("short, light", 1024, 2.0),
+    Cell("short, light", 1024, 6.0),
     Cell("short, heavy", 1024, 12.0),
-    Cell("long, light", 16384, 0.3),
+    Cell("long, light", 16384, 0.45),
     Cell("long, heavy", 16384, 0.9),
 )
 """An emulated prefill worker (Llama-3.3-70B on 8 x H100) reads a prompt of 16k in 0.77 s, one of 1k in 47 ms. Heavy is
-70% of that, and of the short ones what two cores can still emulate."""
+70% of that, light half as much; of the short ones heavy is what two cores can still emulate."""
 UNEVEN = "long, heavy"
 
 
@@ -63,7 +82,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], default=[UNEVEN])
     parser.add_argument("--bindings", nargs="+", choices=BINDINGS, default=list(BINDINGS))
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=80.0, help="of sending, per run")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of sending, per run")
     arguments = parser.parse_args()
     (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
     runs = []
@@ -77,8 +96,8 @@ def main() -> None:
                     run = measure(cluster, cell, binding, repetition, arguments)
                     runs.append(run)
                     with (arguments.out / "runs.jsonl").open("a") as file:
-                        file.write(json.dumps(run) + "\n")
-                    print(json.dumps(run), flush=True)
+                        file.write(json.dumps(run.line()) + "\n")
+                    print(json.dumps(run.line()), flush=True)
     show(runs)
 
 
@@ -100,9 +119,7 @@ def traffic(cell: Cell, seconds: float, seed: int) -> bench.RandomTraffic:
     )
 
 
-def measure(
-    cluster: LocalCluster, cell: Cell, binding: str, repetition: int, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def measure(cluster: LocalCluster, cell: Cell, binding: str, repetition: int, arguments: argparse.Namespace) -> Run:
     """One run: the traffic through the router, the bursts past it."""
     metrics = [EngineMetrics(engine.url) for engine in cluster.decode]
     before = sum(each.value(RESERVED) for each in metrics)
@@ -113,15 +130,9 @@ def measure(
     bench.write_records(arguments.out / "raw" / name, result.records)
     time.sleep(1.0)  # until the last transfers have been counted
     reserved = sum(each.value(RESERVED) for each in metrics) - before
-    summary = result.summary
-    run: dict[str, Any] = {"cell": cell.name, "binding": binding, "repetition": repetition}
-    run |= {"requests": summary.requests, "failed": summary.failed, "idle_share": summary.idle_share}
-    for figure in ("ttft_ms", "tpot_ms"):
-        percentiles = getattr(summary, figure)
-        run |= {f"{figure}_{share}": round(getattr(percentiles, share), 2) for share in ("p50", "p95", "p99")}
-    run["reserved_block_seconds"] = round(reserved / summary.requests, 3)
-    run["warnings"] = list(summary.warnings)
-    return run
+    for warning in result.summary.warnings:
+        print(f"{name}: {warning}", flush=True)
+    return Run(cell.name, binding, repetition, reserved / len(result.records), result.records)
 
 
 async def _with_bursts(plan: bench.Plan, target: bench.Target, victim: str, model: str) -> bench.RunResult:
@@ -152,40 +163,48 @@ async def _burst(victim: str, model: str) -> None:
             await asyncio.gather(ask_until(end), ask_until(end))
 
 
-def medians(runs: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
-    """Of each figure over a cell's repetitions of one binding; by cell and binding."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def figures(runs: Iterable[Run]) -> dict[tuple[str, str], dict[str, float]]:
+    """Of all requests of a cell's repetitions with one binding; by cell and binding."""
+    groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run["cell"], run["binding"]), []).append(run)
-    names = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95", "reserved_block_seconds", "failed")
-    return {key: {name: median(run[name] for run in group) for name in names} for key, group in groups.items()}
+        groups.setdefault((run.cell, run.binding), []).append(run)
+    found = {}
+    for key, group in groups.items():
+        summary = bench.summarise([record for run in group for record in run.records])
+        found[key] = {"requests": float(summary.requests), "failed": float(summary.failed)}
+        for name, percentiles in (("ttft_ms", summary.ttft_ms), ("tpot_ms", summary.tpot_ms)):
+            for share in ("p50", "p95", "p99"):
+                found[key][f"{name}_{share}"] = round(getattr(percentiles, share), 2)
+        # All of them have the same requests.
+        found[key]["reserved_block_seconds"] = round(mean(run.reserved_block_seconds for run in group), 3)
+    return found
 
 
-def verdicts(figures: Mapping[tuple[str, str], Mapping[str, float]]) -> list[tuple[str, float, float]]:
+def verdicts(found: Mapping[tuple[str, str], Mapping[str, float]]) -> list[tuple[str, float, float]]:
     """(what, ratio, at most) of everything that is aimed at and was measured."""
 
     def ratio(cell: str, figure: str, one: str, other: str) -> float:
-        return figures[cell, one][figure] / figures[cell, other][figure]
+        return found[cell, one][figure] / found[cell, other][figure]
 
     aims = []
-    if {(UNEVEN, each) for each in ("early", "jit", "late")} <= set(figures):
+    if {(UNEVEN, each) for each in ("early", "jit", "late")} <= set(found):
         for binding in ("jit", "late"):
             aims.append((f"T13 TPOT p95, {binding} / early", ratio(UNEVEN, "tpot_ms_p95", binding, "early"), 0.75))
         aims.append(("T13 TTFT p50, jit / early", ratio(UNEVEN, "ttft_ms_p50", "jit", "early"), 1.10))
         reserved = ratio(UNEVEN, "reserved_block_seconds", "jit", "early")
         aims.append(("T14 reserved block-seconds, jit / early", reserved, 0.4))
-    for cell in dict.fromkeys(cell for cell, _ in figures):
-        if {(cell, each) for each in ("early", "jit", "auto")} <= set(figures):
+    for cell in dict.fromkeys(cell for cell, _ in found):
+        if {(cell, each) for each in ("early", "jit", "auto")} <= set(found):
             for figure in ("ttft_ms_p50", "tpot_ms_p95"):
-                best = min(("early", "jit"), key=lambda each: figures[cell, each][figure])
+                best = min(("early", "jit"), key=lambda each: found[cell, each][figure])
                 aims.append((f"{cell}: {figure}, auto / {best}", ratio(cell, figure, "auto", best), 1.05))
     return aims
 
 
-def show(runs: list[dict[str, Any]]) -> None:
-    figures = medians(runs)
+def show(runs: Iterable[Run]) -> None:
+    found = figures(runs)
     table = Table("traffic", "binding", "TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "reserved block-s", "failed")
-    for (cell, binding), each in figures.items():
+    for (cell, binding), each in found.items():
         table.add_row(
             cell,
             binding,
@@ -196,7 +215,7 @@ def show(runs: list[dict[str, Any]]) -> None:
         )
     console = Console(width=140)
     console.print(table)
-    for what, value, limit in verdicts(figures):
+    for what, value, limit in verdicts(found):
         console.print(f"{what}: {value:.2f} ({'met' if value <= limit else 'missed'}, at most {limit:g})")
 
 

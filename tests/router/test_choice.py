@@ -154,6 +154,31 @@ def test_requests_decide_where_free_kv_is_about_the_same():
     assert free_kv([busy, quiet], RequestFacts(), NO_AFFINITY).engine is quiet
 
 
+def computing(tokens_per_second, **load):
+    """An engine that has computed so many tokens of prompts in the last second."""
+    made = engine()
+    for read_at, tokens in ((0.0, 0), (1.0, tokens_per_second)):
+        made.take_load(EngineLoad(read_at, NOTHING, 0, 0, computed_tokens=tokens, **load))
+    return made
+
+
+@pytest.mark.parametrize(("tokens_per_second", "is_left_out"), [(1000, False), (1100, True)])
+def test_free_kv_leaves_out_who_computes_prompts(tokens_per_second, is_left_out):
+    """Streams there wait for these, however much memory is free."""
+    disturbed = computing(tokens_per_second, kv_usage=0.0, kv_capacity_tokens=100_000)
+    other = engine(load=reading(running=9, kv_usage=0.5))
+    assert free_kv([disturbed, other], FACTS, NO_AFFINITY).engine is (other if is_left_out else disturbed)
+
+
+def test_free_kv_would_rather_be_disturbed_than_wait_for_memory():
+    """And where all compute prompts, they are compared as ever."""
+    disturbed = computing(9000, kv_usage=0.1, kv_capacity_tokens=100_000)
+    full = engine(load=reading(kv_usage=0.995))
+    assert free_kv([disturbed, full], FACTS, NO_AFFINITY).engine is disturbed
+    also_disturbed = computing(2000, kv_usage=0.5, kv_capacity_tokens=100_000)
+    assert free_kv([also_disturbed, disturbed], FACTS, NO_AFFINITY).engine is disturbed
+
+
 @pytest.mark.parametrize("unknown", [None, reading(capacity=None)])
 def test_without_all_readings_requests_in_flight_decide(unknown):
     """An engine whose memory is not known is neither the best nor the worst."""
@@ -182,12 +207,12 @@ BUSY, IDLE = reading(running=5), reading()
         ({"rate": 1000}, [BUSY], Binding.EARLY),  # nobody to choose from
         ({"rate": 1000}, [reading(kv_usage=0.995)] * 2, Binding.LATE),  # nobody has room for 1,000 tokens
         ({"rate": 1000}, [reading(kv_usage=0.995), BUSY], Binding.JIT),
-        ({"rate": 1000}, [None, reading(kv_usage=0.995)], Binding.EARLY),  # of one it is not known
+        ({"rate": 1000}, [None, reading(kv_usage=0.995)], Binding.JIT),  # of one it is not known
         ({}, [BUSY, IDLE], Binding.JIT),  # how long it will take is not known
         ({"rate": 10_000}, [BUSY, IDLE], Binding.EARLY),  # 100 ms
         ({"rate": 9_000}, [BUSY, IDLE], Binding.JIT),
         ({"rate": 10_000, "held": Held(1, 500)}, [BUSY, IDLE], Binding.JIT),  # behind another prompt
-        ({"rate": 1000}, [IDLE, reading(running=1)], Binding.EARLY),  # all alike
+        ({"rate": 1000}, [IDLE, IDLE], Binding.JIT),  # that may change
     ],
 )
 def test_binding_of_a_prompt_of_1000_tokens(prefill, decodes, binding):

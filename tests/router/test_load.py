@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvberth.router.load import EngineLoad, Held, PrefillRate, parse_load
+from kvberth.router.load import EngineLoad, Held, OwnPrompts, PrefillRate, parse_load
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -34,6 +34,37 @@ def test_whether_prefixes_are_kept_is_told():
     """In the label that vLLM has for it."""
     page = PAGE.replace('block_size="16",', 'block_size="16",enable_prefix_caching="True",')
     assert (parse(PAGE).keeps_prefixes, parse(page).keeps_prefixes) == (False, True)
+
+
+def test_prompts_that_are_computed_there_are_told_from_those_that_came():
+    """Of all ranks; an engine that does not say has computed none."""
+    page = PAGE + "".join(
+        f'vllm:prompt_tokens_by_source_total{{engine="{rank}",model_name="m",source="{source}"}} {tokens}\n'
+        for rank in (0, 1)
+        for source, tokens in (("local_compute", 100.0), ("local_cache_hit", 7.0), ("external_kv_transfer", 9000.0))
+    )
+    assert (parse(PAGE).computed_tokens, parse(page).computed_tokens) == (0, 200)
+
+
+def own_prompts(*readings):
+    own = OwnPrompts()
+    for read_at, tokens in readings:
+        own.add(EngineLoad(read_at, Held(), 0, 0, 0.0, None, computed_tokens=tokens))
+    return own.tokens_per_second
+
+
+def test_own_prompts_are_counted_over_the_last_second():
+    """Or since the reading before it: what lies longer back is over."""
+    assert own_prompts() == own_prompts((0.0, 5000)) == 0
+    assert own_prompts((0.0, 5000), (0.1, 6000)) == 1000
+    assert own_prompts((0.0, 5000), (2.0, 9000)) == 2000
+    assert own_prompts((0.0, 5000), (1.0, 9000), (1.5, 9000), (1.9, 9100)) == pytest.approx(4100 / 1.9)
+    assert own_prompts((0.0, 5000), (1.0, 9000), (1.5, 9000), (2.5, 9000)) == 0
+
+
+def test_own_prompts_of_a_restarted_engine_are_counted_anew():
+    """Its counter is less than it was."""
+    assert own_prompts((0.0, 5000), (1.0, 100), (2.0, 400)) == 300
 
 
 def test_data_parallel_ranks_are_one_engine():

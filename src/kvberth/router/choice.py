@@ -39,7 +39,8 @@ _AFFINITY_SHARE = 0.1
 _HELD_SHARE = 0.5
 # A choice that is so old is as good as a fresh one: decode workers' loads change with requests that take seconds.
 _SOON_SECONDS = 0.1
-_EVEN_REQUESTS = 1
+# A decode worker that computes more of prompts itself than this makes its streams wait for them.
+_OWN_PROMPT_TOKENS_PER_SECOND = 1024
 
 
 class PrefillPolicy(StrEnum):
@@ -112,9 +113,11 @@ def queue(candidates: Sequence[Engine], facts: RequestFacts, affinity_seconds: f
 def free_kv(candidates: Sequence[Engine], facts: RequestFacts, _affinity_seconds: float) -> Choice:
     """The engine with the most free KV cache; where that is about the same, with the fewest requests.
 
-    One that has seen the prompt's beginning is preferred if the prompt has room there and little less is free. Where
-    one engine's free memory is not known, it cannot be compared: then the requests in flight decide.
+    One that computes prompts itself is left out, as long as another one has room. One that has seen the prompt's
+    beginning is preferred if the prompt has room there and little less is free. Where one engine's free memory is not
+    known, it cannot be compared: then the requests in flight decide.
     """
+    candidates = _undisturbed(candidates, facts)
     free = {engine: tokens for engine in candidates if (tokens := engine.free_kv_tokens) is not None}
     if len(free) < len(candidates):
         chosen = least_loaded(candidates, facts, 0.0)
@@ -148,9 +151,6 @@ def choose_binding(prefill: Engine, decodes: Sequence[Engine], facts: RequestFac
     seconds = (_tokens_ahead(prefill, facts) + facts.prompt_tokens) / rate
     if seconds <= _SOON_SECONDS:
         return BindingChoice(Binding.EARLY, f"prefill takes {_milliseconds(seconds)}")
-    requests = [engine.requests for engine in decodes]
-    if max(requests) <= _EVEN_REQUESTS:
-        return BindingChoice(Binding.EARLY, "all decode workers are idle")
     return BindingChoice(Binding.JIT, f"prefill takes {_milliseconds(seconds)}")
 
 
@@ -179,6 +179,15 @@ DECODE_POLICIES: Mapping[DecodePolicy, Policy] = {
     DecodePolicy.LEAST_LOADED: least_loaded,
     DecodePolicy.ROUND_ROBIN: round_robin,
 }
+
+
+def _undisturbed(candidates: Sequence[Engine], facts: RequestFacts) -> Sequence[Engine]:
+    """Those that compute no prompts, or hardly any; all, if none of those has room."""
+    undisturbed = [
+        engine for engine in candidates if engine.own_prompts.tokens_per_second < _OWN_PROMPT_TOKENS_PER_SECOND
+    ]
+    has_place = any((free := engine.free_kv_tokens) is None or free >= facts.prompt_tokens for engine in undisturbed)
+    return undisturbed if has_place else candidates
 
 
 def _tokens_ahead(engine: Engine, facts: RequestFacts) -> float:

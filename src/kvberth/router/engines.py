@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kvberth.router.binding import Pace
 from kvberth.router.breaker import Breaker
-from kvberth.router.load import EngineLoad, Held, PrefillRate, samples_of
+from kvberth.router.load import EngineLoad, Held, OwnPrompts, PrefillRate, samples_of
 from kvberth.router.prefix import PrefixMemory
 
 __all__ = ["Engine", "EngineInfo", "Role", "Source", "engine_url", "parse_engine_info"]
@@ -83,6 +83,7 @@ class Engine:
     last_turn: int = 0
     breaker: Breaker = field(default_factory=Breaker)
     rate: PrefillRate = field(default_factory=PrefillRate)
+    own_prompts: OwnPrompts = field(default_factory=OwnPrompts)
     prefixes: PrefixMemory = field(default_factory=PrefixMemory)
     heard_at: float = 0.0
     on_unready: Callable[[], None] | None = None
@@ -130,6 +131,7 @@ class Engine:
         if self._last_engine_id not in (None, info.engine_id):
             self.breaker = Breaker()
             self.rate = PrefillRate()
+            self.own_prompts = OwnPrompts()
             self.prefixes = PrefixMemory()
             self.load = None
             self.pace = Pace()
@@ -137,6 +139,11 @@ class Engine:
         self.role = info.role
         self.info = info
         self.problem = None
+
+    def take_load(self, load: EngineLoad) -> None:
+        """A new reading."""
+        self.load = load
+        self.own_prompts.add(load)
 
     def mark_unready(self, problem: str) -> None:
         """Take the engine out until the watch finds it well; whoever set `on_unready` is told."""

@@ -1,5 +1,6 @@
 """How busy an engine is: what its own `/metrics` say, and what the router measures of it. No I/O and no clock."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -7,17 +8,21 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-__all__ = ["LOAD_METRICS", "EngineLoad", "Held", "PrefillRate", "parse_load", "samples_of"]
+__all__ = ["LOAD_METRICS", "EngineLoad", "Held", "OwnPrompts", "PrefillRate", "parse_load", "samples_of"]
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _CACHE_CONFIG = "vllm:cache_config_info"
 _PREFIX_CACHING = "enable_prefix_caching"
+_PROMPT_TOKENS = "vllm:prompt_tokens_by_source_total"
+_COMPUTED_HERE = "local_compute"
 
-LOAD_METRICS = (_RUNNING, _WAITING, _KV_USAGE, _CACHE_CONFIG)
-"""The metrics that `parse_load` needs."""
+LOAD_METRICS = (_RUNNING, _WAITING, _KV_USAGE, _CACHE_CONFIG, _PROMPT_TOKENS)
+"""The metrics that `parse_load` reads."""
 
+# Over how long prompts are counted that an engine computes.
+_WINDOW_SECONDS = 1.0
 # The weight of the past in a new measurement: about the last ten legs count.
 _DECAY = 0.9
 
@@ -35,7 +40,7 @@ class EngineLoad:
 
     `held` is what this router had there when it asked: the difference to what it has now is not in the reading yet.
     `kv_capacity_tokens` is None where the engine does not say how many blocks it has. `keeps_prefixes` is whether its
-    prefix cache is on.
+    prefix cache is on. `computed_tokens` counts the tokens of prompts that it has computed itself.
     """
 
     read_at: float
@@ -45,6 +50,7 @@ class EngineLoad:
     kv_usage: float
     kv_capacity_tokens: int | None
     keeps_prefixes: bool = False
+    computed_tokens: int = 0
 
 
 def parse_load(metrics_text: str, *, read_at: float, held: Held) -> EngineLoad:
@@ -62,6 +68,7 @@ def parse_load(metrics_text: str, *, read_at: float, held: Held) -> EngineLoad:
         kv_usage=sum(usages.values()) / len(usages),
         kv_capacity_tokens=_kv_capacity(samples),
         keeps_prefixes=any(sample.labels.get(_PREFIX_CACHING) == "True" for sample in samples),
+        computed_tokens=_computed_tokens(samples),
     )
 
 
@@ -96,6 +103,38 @@ def _kv_capacity(samples: Iterable[Sample]) -> int | None:
         return sum(int(each["num_gpu_blocks"]) * int(each["block_size"]) for each in labels.values()) or None
     except (KeyError, ValueError):  # vLLM writes "None" for what it does not know
         return None
+
+
+def _computed_tokens(samples: Iterable[Sample]) -> int:
+    values = [sample.value for sample in samples if sample.labels.get("source") == _COMPUTED_HERE]
+    return round(sum(value for value in values if 0 <= value < float("inf")))
+
+
+class OwnPrompts:
+    """How many tokens of prompts an engine computes itself, from its readings of the last second or two.
+
+    A decode worker's steps take long while it does.
+    """
+
+    __slots__ = ("_readings",)
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, int]] = deque()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 where nothing is known."""
+        if not self._readings:
+            return 0.0
+        (since, before), (until, tokens) = self._readings[0], self._readings[-1]
+        return (tokens - before) / max(until - since, _WINDOW_SECONDS)
+
+    def add(self, load: EngineLoad) -> None:
+        if self._readings and load.computed_tokens < self._readings[-1][1]:
+            self._readings.clear()  # it counts from the beginning
+        self._readings.append((load.read_at, load.computed_tokens))
+        while len(self._readings) > 1 and self._readings[1][0] <= load.read_at - _WINDOW_SECONDS:
+            self._readings.popleft()
 
 
 class PrefillRate:

@@ -140,7 +140,7 @@ async def _look(client: EngineClient, engine: Engine) -> None:
         engine.mark_unready(str(error))
         return
     try:
-        engine.load = parse_load(text, read_at=read_at, held=held)
+        engine.take_load(parse_load(text, read_at=read_at, held=held))
     except ValueError:
         _forget_stale_load(engine)
 
@@ -183,7 +183,7 @@ async def _read_load(client: EngineClient, engine: Engine) -> None:
             text = await _metrics_text(client, engine, f"/metrics/?{_LOAD_QUERY}")
         load = parse_load(text, read_at=read_at, held=held)
         if engine.is_ready:  # if it has gone meanwhile, this is the load of what may be another engine when it is back
-            engine.load = load
+            engine.take_load(load)
 
 
 def _forget_stale_load(engine: Engine) -> None:
