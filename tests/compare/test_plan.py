@@ -90,7 +90,7 @@ def test_a_cluster_that_runs_already_is_not_planned_again():
     chosen = settings()
     (run, *_) = runs(chosen)
     whole = planned_seconds(chosen, run, run.cells)
-    assert planned_seconds(chosen, run, run.cells, has_started=True) == whole - 35
+    assert planned_seconds(chosen, run, run.cells, has_started=True) == whole - 8
     assert planned_seconds(chosen, run, ()) == 0
 
 

@@ -115,7 +115,7 @@ def test_a_lost_engine_is_replaced_once(tmp_path, monkeypatch):
     starts = []
 
     @contextmanager
-    def deployment(_settings, run, _folder):
+    def deployment(_settings, run, *_):
         starts.append(run.mode)
         yield Deployment("http://unused")
 
@@ -145,7 +145,7 @@ def test_engines_that_do_not_start_are_not_tried_for_ever(tmp_path, monkeypatch)
     starts = []
 
     @contextmanager
-    def deployment(_settings, run, _folder):
+    def deployment(_settings, run, *_):
         starts.append(run.mode)
         raise TargetError("no")
         yield

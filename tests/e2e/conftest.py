@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.e2e.client import Client, Metrics, eventually
 
-from kvberth.launch import ClusterSettings, EngineProcess, LocalCluster, PortLease, demo_model
+from kvberth.launch import ClusterSettings, EngineProcess, LocalCluster, Nurseries, PortLease, demo_model
 from kvberth.launch.engine import EngineKind, Hardware
 
 MODEL = "smollm2"
@@ -30,6 +30,7 @@ class ClusterPool:
 
     def __init__(self) -> None:
         self._cluster: LocalCluster | None = None
+        self._nurseries = Nurseries()
 
     def get(self, settings: ClusterSettings) -> LocalCluster:
         """A running cluster with these settings, all of it alive."""
@@ -38,7 +39,7 @@ class ClusterPool:
             if is_whole and self._cluster.settings == settings:
                 return self._cluster
             self.close()
-        self._cluster = LocalCluster(settings, Console(force_terminal=False)).__enter__()
+        self._cluster = LocalCluster(settings, Console(force_terminal=False), nurseries=self._nurseries).__enter__()
         return self._cluster
 
     def close(self) -> None:
@@ -46,12 +47,16 @@ class ClusterPool:
             self._cluster.__exit__(None, None, None)
             self._cluster = None
 
+    def end(self) -> None:
+        self.close()
+        self._nurseries.close()
+
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ClusterPool]:
     pool = ClusterPool()
     yield pool
-    pool.close()
+    pool.end()
 
 
 @pytest.fixture(scope="session")
@@ -108,6 +113,7 @@ def decode_worker_beside(cluster: LocalCluster, run_dir: Path, **changes: object
             port=ports.take(),
             control_port=0,
             run_dir=run_dir,
+            nurseries=cluster.nurseries,
             key_file=cluster.key_file(f"decode-{uuid.uuid4().hex}"),
         )
         engine.start()

@@ -16,7 +16,7 @@ from kvberth.compare.plan import Cell, Memory, Run
 from kvberth.compare.settings import CompareSettings
 from kvberth.compare.store import Folder, MeasuredCell, now
 from kvberth.compare.traffic import cell_plan, fragmenting_plan, greeting_plan, prefix_plan, settling_plan
-from kvberth.launch import LocalCluster
+from kvberth.launch import LocalCluster, Nurseries
 
 __all__ = ["Deployment", "deployment", "measure_cells"]
 
@@ -50,7 +50,7 @@ class Deployment:
 
 
 @contextmanager
-def deployment(settings: CompareSettings, run: Run, folder: Folder) -> Iterator[Deployment]:
+def deployment(settings: CompareSettings, run: Run, folder: Folder, nurseries: Nurseries) -> Iterator[Deployment]:
     """The run's cluster, for as long as the block lasts; or the attached one.
 
     Raises:
@@ -68,7 +68,7 @@ def deployment(settings: CompareSettings, run: Run, folder: Folder) -> Iterator[
         engine_args=(*settings.engine_args, *run.group.engine_args),
     )
     logs = folder.log_path / run.name
-    with LocalCluster(replace(wanted, run_dir=logs)) as cluster:
+    with LocalCluster(replace(wanted, run_dir=logs), nurseries=nurseries) as cluster:
         yield Deployment(cluster.router_url, cluster)
 
 

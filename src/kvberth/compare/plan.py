@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # Seconds on two cores; the time left is corrected by what it has really been so far.
-_START_SECONDS = 35.0
+_EMULATED_START_SECONDS, _START_SECONDS = 8.0, 60.0
 """Start and end of a local cluster, and its first requests."""
 _DRAIN_SECONDS = 2.5
 """Behind the last sending of a cell: its answer, and the reading of counters."""
@@ -322,4 +322,6 @@ def planned_seconds(settings: CompareSettings, run: Run, cells: Sequence[Cell], 
         seconds += _FRAGMENTING_SECONDS
     elif not any(cell.memory is Memory.FRESH for cell in cells):
         seconds += settings.warmup_requests / _WARMUP_RATE + _DRAIN_SECONDS
-    return seconds if has_started or settings.attach else seconds + _START_SECONDS
+    if has_started or settings.attach:
+        return seconds
+    return seconds + (_EMULATED_START_SECONDS if settings.emulate else _START_SECONDS)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
@@ -10,7 +11,7 @@ from kvberth.compare.measure import deployment, measure_cells
 from kvberth.compare.plan import Cell, Run, planned_seconds, remaining, runs
 from kvberth.compare.settings import CompareSettings
 from kvberth.compare.store import Folder, Manifest, now
-from kvberth.launch import LaunchError
+from kvberth.launch import LaunchError, Nurseries
 
 __all__ = ["Progress", "begin", "compare"]
 
@@ -58,9 +59,10 @@ def compare(
     Raises:
         FolderError: the disk does not take it; all cells until then are kept. KeyboardInterrupt keeps them likewise.
     """
-    session = _Session(settings, folder, on_progress)
-    for run in session.runs:
-        session.perform(run)
+    with closing(Nurseries()) as nurseries:
+        session = _Session(settings, folder, nurseries, on_progress)
+        for run in session.runs:
+            session.perform(run)
     session.tell("done")
 
 
@@ -68,6 +70,7 @@ def compare(
 class _Session:
     settings: CompareSettings
     folder: Folder
+    nurseries: Nurseries
     on_progress: Callable[[Progress], None]
     runs: tuple[Run, ...] = ()
     progress: Progress = field(default_factory=lambda: Progress(0))
@@ -91,7 +94,7 @@ class _Session:
                 return
             try:
                 self.tell(f"{name}: starting engines" if not self.settings.attach else name)
-                with deployment(self.settings, run, self.folder) as where:
+                with deployment(self.settings, run, self.folder, self.nurseries) as where:
                     self.has_started = run
                     self.tell(f"{name}: warming up")
                     measure_cells(self.settings, run, cells, where, self.folder, lambda cell: self.measured(name, cell))

@@ -23,14 +23,13 @@ import msgspec
 import psutil
 from rich.console import Console
 
-from kvberth.drills.clock import CLOCK_FILE, ClockFile
 from kvberth.drills.health import ROUTER, HealthSample
 from kvberth.drills.helper import Helper
 from kvberth.drills.namespaces import Namespaces, why_no_namespaces
-from kvberth.drills.nursery import NursedEngine
 from kvberth.drills.states import EngineState, MemoryPressure, ProcessState
 from kvberth.drills.wire import Rule
 from kvberth.drills.zmtp import Meddling
+from kvberth.emulator.clock import CLOCK_FILE, ClockFile
 from kvberth.emulator.faults import FaultFile
 from kvberth.launch import ClusterSettings, EngineProcess, LaunchError, LocalCluster, ManagedProcess, Place, PortLease
 from kvberth.launch.metrics import EngineMetrics
@@ -89,7 +88,7 @@ class DrillCluster:
             ports = stack.enter_context(PortLease())
             self._advertised = {name: self._proxy_address(name, ports) for name in PREFILL}
             places = {name: self._place(name) for name in (*ENGINES, ROUTER)}
-            self._cluster = stack.enter_context(LocalCluster(self._settings(), self._console, places, NursedEngine))
+            self._cluster = stack.enter_context(LocalCluster(self._settings(), self._console, places))
             self._processes: dict[str, ManagedProcess] = {each.name: each for each in self._cluster.engines}
             assert self._cluster.router is not None
             self._processes[ROUTER] = self._cluster.router
@@ -306,7 +305,7 @@ class DrillCluster:
             env |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": self._network.device(name)}
             env["VLLM_HOST_IP"] = self._network.address(name)
         if name == ROUTER:
-            prefix = (*prefix, sys.executable, "-m", "kvberth.drills.clock", str(self._clock_path(name)))
+            prefix = (*prefix, sys.executable, "-m", "kvberth.emulator.clock", str(self._clock_path(name)))
         return Place(
             host=self._network.address(name) if self._network is not None else None,
             prefix=prefix,

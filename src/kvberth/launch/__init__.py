@@ -3,6 +3,7 @@
 from kvberth.launch.cluster import LocalCluster
 from kvberth.launch.demo_model import DemoModelError, demo_model
 from kvberth.launch.engine import EngineProcess
+from kvberth.launch.nursery import Nurseries
 from kvberth.launch.place import Place
 from kvberth.launch.ports import PortLease
 from kvberth.launch.process import LaunchError, ManagedProcess
@@ -16,6 +17,7 @@ __all__ = [
     "LaunchError",
     "LocalCluster",
     "ManagedProcess",
+    "Nurseries",
     "Place",
     "PortLease",
     "demo_model",

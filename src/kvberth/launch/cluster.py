@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvberth.keys import KeyFileError, PeerRole, make_key_pair, write_key_pair
 from kvberth.launch.engine import ROLES, EngineKind, EngineProcess, Hardware
+from kvberth.launch.nursery import Nurseries
 from kvberth.launch.place import Place
 from kvberth.launch.ports import PortLease, is_free
 from kvberth.launch.process import LaunchError, ManagedProcess
@@ -37,7 +38,7 @@ class LocalCluster:
         settings: what to start.
         console: where progress is shown; None shows nothing.
         places: where processes run that do not simply run on this machine, by their names, such as `prefill-0`.
-        engine_class: how engines are started.
+        nurseries: where emulated engines are forked, for one who starts clusters again and again; else our own.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class LocalCluster:
         settings: ClusterSettings,
         console: Console | None = None,
         places: Mapping[str, Place] | None = None,
-        engine_class: type[EngineProcess] = EngineProcess,
+        nurseries: Nurseries | None = None,
     ) -> None:
         self.settings = settings
         self._places = places or {}
-        self._engine_class = engine_class
+        self.nurseries = nurseries or Nurseries()
+        self._owns_nurseries = nurseries is None
         self._console = console or Console(quiet=True)
         self._ports = PortLease(settings.host)
         self.run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"kvberth-{os.getpid()}-{time.time_ns()}"
@@ -158,7 +160,7 @@ class LocalCluster:
         router_key = self.key_file("router", PeerRole.ROUTER) if settings.decode else None
         for position, (kind, index) in enumerate(kinds):
             place = self._place(f"{kind}-{index}")
-            engine = self._engine_class(
+            engine = EngineProcess(
                 kind,
                 index,
                 settings,
@@ -168,6 +170,7 @@ class LocalCluster:
                 port=place.port or self._ports.take(),
                 control_port=self._ports.take(_CONTROL_PORTS) if self._has_control_channel(kind) else 0,
                 run_dir=self.run_dir,
+                nurseries=self.nurseries,
                 key_file=key_files.get((kind, index)),
                 place=place,
             )
@@ -229,6 +232,8 @@ class LocalCluster:
                 process.begin_stop()
         for process in self._processes():
             process.finish_stop()
+        if self._owns_nurseries:
+            self.nurseries.close()
         self._ports.close()
         if self._keys_dir is not None:
             shutil.rmtree(self._keys_dir, ignore_errors=True)

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvberth import emulator
+from kvberth.launch.nursery import Nurseries
 from kvberth.launch.place import Place
-from kvberth.launch.process import ManagedProcess
+from kvberth.launch.process import Guard, ManagedProcess
 from kvberth.launch.settings import ClusterSettings, Connector
 from kvberth.protocol import TransferMode
 
@@ -75,7 +76,11 @@ def _visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class EngineProcess(ManagedProcess):
-    """A vLLM engine as a process of the cluster."""
+    """A vLLM engine as a process of the cluster.
+
+    Args:
+        nurseries: where an emulated one is forked; others are started by themselves.
+    """
 
     def __init__(
         self,
@@ -89,10 +94,12 @@ class EngineProcess(ManagedProcess):
         port: int,
         control_port: int,
         run_dir: Path,
+        nurseries: Nurseries,
         key_file: Path | None = None,
         place: Place = Place(),  # noqa: B008 - frozen
     ) -> None:
         self.kind = kind
+        self._nurseries = nurseries if settings.emulate else None
         self.key_file = key_file
         self.control_port = control_port
         name = f"{kind}-{index}"
@@ -124,6 +131,14 @@ class EngineProcess(ManagedProcess):
             run_dir / f"{name}.log",
             f"http://{settings.host}:{port}",
         )
+
+    def _new_guard(self, log: IO[bytes]) -> Guard:
+        if self._nurseries is None:
+            return super()._new_guard(log)
+        self._close_guard()
+        interpreter = self._command.index(sys.executable)
+        prefix, arguments = self._command[:interpreter], self._command[interpreter + 3 :]  # python -m MODULE
+        return self._nurseries.fork(prefix, arguments, self._env, log)
 
 
 def engine_command(

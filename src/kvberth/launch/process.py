@@ -60,12 +60,16 @@ class ManagedProcess:
             self._guard = self._new_guard(log)
 
     def _new_guard(self, log: IO[bytes]) -> Guard:
-        if self._guard is not None and self._guard.stdin is not None:  # it has been started before, and has ended
-            self._guard.stdin.close()
+        self._close_guard()
         guard = [sys.executable, "-m", "kvberth.launch.guard", *self._command]
         return subprocess.Popen(
             guard, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._env, start_new_session=True
         )
+
+    def _close_guard(self) -> None:
+        """Of a life before, which has ended."""
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
 
     @property
     def is_alive(self) -> bool:

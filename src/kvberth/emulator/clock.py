@@ -1,5 +1,6 @@
-"""A wall clock that a drill sets: `python -m kvberth.drills.clock FILE PYTHON -m MODULE ARGUMENT...` runs MODULE by it.
+"""A wall clock that a drill sets.
 
+`python -m kvberth.emulator.clock FILE PYTHON -m MODULE ARGUMENT...` runs MODULE by it.
 `time.time` and `time.time_ns` of that process, and of those that it forks, are off by what the file says at the moment.
 Clocks that libraries in C read for themselves are not touched. The machine's own clock is nobody's to set.
 """
@@ -17,6 +18,7 @@ CLOCK_FILE = "KVBERTH_DRILL_CLOCK"
 """The environment variable that names an engine's file."""
 
 _OFFSET = struct.Struct("d")
+_followed: "ClockFile | None" = None
 
 
 class ClockFile:
@@ -45,10 +47,20 @@ class ClockFile:
 
 
 def bend(path: Path) -> None:
-    """Let this process's wall clock follow the file; before others keep `time.time` under a name of their own."""
-    clock, real, real_ns = ClockFile(path), time.time, time.time_ns
-    time.time = lambda: real() + clock.offset_seconds
-    time.time_ns = lambda: real_ns() + int(clock.offset_seconds * 1e9)
+    """Let this process's wall clock follow the file, from now on and in place of another one.
+
+    The first call comes before others keep `time.time` under a name of their own.
+    """
+    global _followed
+    is_first, _followed = _followed is None, ClockFile(path)
+    if is_first:
+        real, real_ns = time.time, time.time_ns
+        time.time = lambda: real() + _offset_seconds()
+        time.time_ns = lambda: real_ns() + int(_offset_seconds() * 1e9)
+
+
+def _offset_seconds() -> float:
+    return _followed.offset_seconds if _followed is not None else 0.0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from kvberth.drills.clock import ClockFile
+from kvberth.emulator.clock import ClockFile
 
 
 def test_the_clock_of_a_program_follows_the_file(tmp_path):
@@ -18,7 +18,7 @@ def test_the_clock_of_a_program_follows_the_file(tmp_path):
         "for _ in sys.stdin:\n"
         "    print(now(), time.time_ns() / 1e9, time.monotonic(), flush=True)\n"
     )
-    command = [sys.executable, "-m", "kvberth.drills.clock", str(tmp_path / "clock"), sys.executable]
+    command = [sys.executable, "-m", "kvberth.emulator.clock", str(tmp_path / "clock"), sys.executable]
     with subprocess.Popen(
         [*command, "-m", "program", "--port", "1"],
         stdin=subprocess.PIPE,
