@@ -6,7 +6,7 @@ of what the prefill worker can do; each repetition runs all four kinds of bindin
 rotates, so that a machine that drifts hurts all alike. `DIR/runs.jsonl` has a line per run and `DIR/raw/` a line per
 request; the table is of all requests of all repetitions. T13 and T14 are taken from long prompts under heavy load.
 
-What an early choice costs is load that changes between the choice and the first token, here a second on average: load
+What an early choice costs is load that changes between the choice and the first token, here two and a half seconds: load
 that stays is seen by all, and load that comes once a minute meets few requests.
 
 The emulated machine is the slower one of the two that there are: four engines that step every 6 ms leave two cores no
@@ -36,6 +36,8 @@ BINDINGS = ("early", "jit", "late", "auto")
 OUTPUT_TOKENS = 64
 BURST_SECONDS, PAUSE_SECONDS = 3.0, 7.0
 BURST_TOKENS = 8192
+DECODE_CHUNK = 2048
+"""As decode workers are set up whose streams are not to wait long for a prompt; it is also seen sooner that they do."""
 RESERVED = "kvberth:reserved_block_seconds_total"
 
 
@@ -67,10 +69,10 @@ class Cell:
 CELLS = (
     Cell("short, light", 1024, 6.0),
     Cell("short, heavy", 1024, 12.0),
-    Cell("long, light", 16384, 0.45),
-    Cell("long, heavy", 16384, 0.9),
+    Cell("long, light", 32768, 0.23),
+    Cell("long, heavy", 32768, 0.47),
 )
-"""An emulated prefill worker (Llama-3.3-70B on 8 x H100) reads a prompt of 16k in 0.77 s, one of 1k in 47 ms. Heavy is
+"""An emulated prefill worker (Llama-3.3-70B on 8 x H100) reads a prompt of 32k in 1.5 s, one of 1k in 36 ms. Heavy is
 70% of that, light half as much; of the short ones heavy is what two cores can still emulate."""
 UNEVEN = "long, heavy"
 
@@ -82,11 +84,18 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], default=[UNEVEN])
     parser.add_argument("--bindings", nargs="+", choices=BINDINGS, default=list(BINDINGS))
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=100.0, help="of sending, per run")
+    parser.add_argument("--seconds", type=float, default=110.0, help="of sending, per run")
     arguments = parser.parse_args()
     (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
     runs = []
-    settings = ClusterSettings(model=arguments.profile, emulate=True, prefill=1, decode=3, prefix_caching=False)
+    settings = ClusterSettings(
+        model=arguments.profile,
+        emulate=True,
+        prefill=1,
+        decode=3,
+        prefix_caching=False,
+        decode_args=("--max-num-batched-tokens", str(DECODE_CHUNK)),
+    )
     with LocalCluster(settings, Console(stderr=True)) as cluster:
         for cell in (cell for cell in CELLS if cell.name in arguments.cells):
             teach(cluster, cell)

@@ -65,20 +65,15 @@ def page_routes(hosts: HostNames) -> list[Route]:
     """Routes of the page. Its files are read now."""
     parts = _read_parts()
 
-    async def index(request: Request) -> Response:
-        if hosts.is_local:
-            hosts.check(request.headers.getlist("host"))
-        return _answer(request, parts[_INDEX])
-
     async def part(request: Request) -> Response:
         if hosts.is_local:
             hosts.check(request.headers.getlist("host"))
-        found = parts.get(request.path_params["name"])
+        found = parts.get(request.path_params.get("name", _INDEX))
         if found is None:
             raise HTTPException(404)
         return _answer(request, found)
 
-    return [Route(_ROOT, index), Route(PAGE_PARTS, part)]
+    return [Route(_ROOT, part), Route(PAGE_PARTS, part)]
 
 
 def is_page(path: str) -> bool:
