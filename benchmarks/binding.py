@@ -6,8 +6,8 @@ of what the prefill worker can do; each repetition runs all four kinds of bindin
 rotates, so that a machine that drifts hurts all alike. `DIR/runs.jsonl` has a line per run and `DIR/raw/` a line per
 request; the table is of all requests of all repetitions. T13 and T14 are taken from long prompts under heavy load.
 
-What an early choice costs is load that changes between the choice and the first token, here two and a half seconds: load
-that stays is seen by all, and load that comes once a minute meets few requests.
+What an early choice costs is load that changes between the choice and the first token, here two and a half seconds:
+load that stays is seen by all, and load that comes once a minute meets few requests.
 
 The emulated machine is the slower one of the two that there are: four engines that step every 6 ms leave two cores no
 room to be on time. A cell takes twenty minutes.
