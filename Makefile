@@ -57,7 +57,7 @@ e2e-latest: ## the emulated ones of them on the newest supported vLLM, in .venv-
 	@$(SETUP) --latest
 	.venv-latest/bin/python -m pytest -m e2e tests/e2e/emulated
 
-compare: env ## the published grid on emulated engines, 100 minutes; again to go on where it was stopped
+compare: env ## the published grid on emulated engines, 70 minutes; again to go on where it was stopped
 	@$(BIN)/python -m kvberth compare --emulate qwen3-32b-8xh200 --published --out results/published \
 		$(if $(wildcard results/published/compare.json),--resume)
 

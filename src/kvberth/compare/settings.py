@@ -200,5 +200,5 @@ def quick() -> dict[str, Any]:
 
 
 def published() -> dict[str, Any]:
-    """Settings of the published grid: under 100 minutes on two cores, three repetitions, with the extra cells."""
+    """Settings of the published grid: under 75 minutes on two cores, three repetitions, with the extra cells."""
     return {"modes": DEFAULT_MODES, "least_requests": 12, "extra": True}
