@@ -117,6 +117,8 @@ class ForkedGuard:
     def __init__(self, stdin: int, said: int) -> None:
         self.stdin = open(stdin, "wb", buffering=0)  # noqa: SIM115 - closed by whoever ends the engine
         self._said = open(said, "rb", buffering=0)  # noqa: SIM115 - closed at the end of the guard
+        self._poll = select.poll()
+        self._poll.register(self._said, select.POLLIN)
         self._lines: list[int] = []  # the guard's pid, and then the engine's status
         self._has_ended = False
 
@@ -151,7 +153,7 @@ class ForkedGuard:
 
     def _listen(self, block: bool) -> bool:
         """Read a line, or that there will be none; False if nothing has been said yet."""
-        if not select.select([self._said], [], [], None if block else 0)[0]:
+        if not self._poll.poll(None if block else 0):
             return False
         if line := self._said.readline():  # the guard writes each in one go
             self._lines.append(int(line))
