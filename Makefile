@@ -31,7 +31,7 @@ check: env browser ## format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m "not e2e" --durations 20
 
 soak-protocol: env ## random walks of the handoff, for a quarter of an hour; KVBERTH_SOAK_EXAMPLES says how many
 	KVBERTH_SOAK_EXAMPLES=$${KVBERTH_SOAK_EXAMPLES:-20000} $(BIN)/python -m pytest --timeout 0 tests/protocol/test_random_walks.py
@@ -51,7 +51,7 @@ soak: env ## a fault a minute under load, for an hour; SOAK_SECONDS says for how
 	$(BIN)/python -m kvberth faults --soak $${SOAK_SECONDS:-3600} --json logs/soak.json --markdown logs/soak.md
 
 e2e: env ## the tests that start real engines
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e --durations 20
 
 e2e-latest: ## the emulated ones of them on the newest supported vLLM, in .venv-latest (10 GB)
 	@$(SETUP) --latest
