@@ -104,9 +104,10 @@ def main() -> None:
                     binding = arguments.bindings[(turn + repetition) % len(arguments.bindings)]
                     run = measure(cluster, cell, binding, repetition, arguments)
                     runs.append(run)
+                    line = json.dumps(run.line())
                     with (arguments.out / "runs.jsonl").open("a") as file:
-                        file.write(json.dumps(run.line()) + "\n")
-                    print(json.dumps(run.line()), flush=True)
+                        file.write(line + "\n")
+                    print(line, flush=True)
     show(runs)
 
 

@@ -18,7 +18,7 @@ import time
 
 import psutil
 
-__all__ = ["PR_SET_CHILD_SUBREAPER", "end_family"]
+__all__ = ["PR_SET_CHILD_SUBREAPER", "end_family", "watch_over"]
 
 PR_SET_CHILD_SUBREAPER = 36
 _GRACE_SECONDS = 10.0
@@ -65,9 +65,14 @@ def main(command: list[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides, by closing the pipe
-    child_ended = os.pidfd_open(child.pid)
-    ready, _, _ = select.select([sys.stdin.fileno(), child_ended], [], [])
-    status = child.wait() if child_ended in ready else 0
+    return watch_over(child.pid, sys.stdin.fileno())
+
+
+def watch_over(child: int, launcher: int) -> int:
+    """Until the child, or the launcher's pipe, has ended; then its family ends too. Returns the child's exit status."""
+    child_ended = os.pidfd_open(child)
+    ready, _, _ = select.select([launcher, child_ended], [], [])
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child_ended in ready else 0
     end_family()
     return status if status >= 0 else 128 - status
 

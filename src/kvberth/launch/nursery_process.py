@@ -11,7 +11,6 @@ import gc
 import importlib
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from kvberth.emulator.clock import CLOCK_FILE, bend
-from kvberth.launch.guard import PR_SET_CHILD_SUBREAPER, end_family
+from kvberth.launch.guard import PR_SET_CHILD_SUBREAPER, watch_over
 from kvberth.launch.nursery import ForkOrder
 
 __all__: list[str] = []
@@ -83,11 +82,7 @@ def _guard(order: ForkOrder, launcher: int, says: int, log: int) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _run(order.arguments)
-    ended = os.pidfd_open(engine)
-    ready, _, _ = select.select([launcher, ended], [], [])
-    status = os.waitstatus_to_exitcode(os.waitpid(engine, 0)[1]) if ended in ready else 0
-    end_family()
-    os.write(says, b"%d\n" % (status if status >= 0 else 128 - status))
+    os.write(says, b"%d\n" % watch_over(engine, launcher))
 
 
 def _import_engine() -> None:
