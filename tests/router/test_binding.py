@@ -28,7 +28,8 @@ def told(plan: JustInTime, now: float, scheduled: int, done: int, *, is_register
 
 def known(rate: float = 1000.0, setup: float = 0.05) -> Pace:
     pace = Pace()
-    pace.tokens_per_second, pace.setup_seconds = rate, setup
+    pace.saw_step(1000, 1000 / rate)
+    pace.setup_seconds = setup
     return pace
 
 
@@ -43,14 +44,33 @@ def test_moment_is_the_setup_time_before_the_expected_end():
 
 
 def test_each_step_corrects_the_expectation():
-    """The first quarter took twice as long as expected; the mean rate moves a fifth of the way."""
+    """The first quarter took twice as long as expected: 1,250 tokens in 1.5 s, the older ones faded a little."""
     pace = known()
     plan = JustInTime(pace, 0.01)
     told(plan, 10.0, 250, 0)
     told(plan, 10.4, 500, 0)  # the next step is scheduled before the first is done
     moment = told(plan, 10.5, 500, 250)
-    assert pace.tokens_per_second == pytest.approx(1000 + 0.2 * (500 - 1000))
-    assert moment == pytest.approx(10.5 + 750 / 900 - 0.06)
+    assert pace.tokens_per_second == pytest.approx(1250 / 1.5, rel=0.01)
+    assert moment == pytest.approx(10.5 + 750 / pace.tokens_per_second - 0.06)
+
+
+def test_word_of_steps_that_comes_at_once_is_no_burst_of_speed():
+    """Half a prompt at 1,000 tokens per second, told of in the same millisecond."""
+    pace = known()
+    plan = JustInTime(pace, 0.01)
+    told(plan, 10.0, 25, 0)
+    for step in range(1, 21):
+        moment = told(plan, 10.5 + step * 1e-5, 25 * step + 25, 25 * step)
+    assert pace.tokens_per_second == pytest.approx(1000, rel=0.02)
+    assert moment == pytest.approx(11.0 - 0.06, abs=0.02)
+
+
+def test_old_pace_is_forgotten():
+    """A worker that is half as fast as it was is known as such some prompts later."""
+    pace = known(rate=10_000)
+    for _ in range(60):
+        pace.saw_step(1000, 0.2)
+    assert pace.tokens_per_second == pytest.approx(5000, rel=0.05)
 
 
 def test_unknown_worker_is_bound_at_once():

@@ -5,6 +5,7 @@ that is old when it begins to decode. Late, behind the prefill, it is chosen on 
 handoff. Just in time is shortly before the prefill ends: as much before as a decode worker needs to be ready.
 """
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -13,6 +14,9 @@ __all__ = ["Binding", "JustInTime", "Pace", "PrefillProgress"]
 
 _WEIGHT = 0.2
 """Of the newest observation in a running mean."""
+
+_REMEMBERED_TOKENS = 16384
+"""A prefill worker's pace is that of about so many tokens; older ones fade."""
 
 
 class Binding(StrEnum):
@@ -44,20 +48,29 @@ class Pace:
     """What one prefill worker and the decode workers behind it have needed lately.
 
     Attributes:
-        tokens_per_second: of one prompt while its steps run, others in the same steps included; None before the first.
         setup_seconds: from the choice of a decode worker, its load asked for, to its registration.
     """
 
     def __init__(self) -> None:
-        self.tokens_per_second: float | None = None
+        self._tokens = 0.0
+        self._seconds = 0.0
         self.setup_seconds = 0.02
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of one prompt while its steps run, others in the same steps included; None before the first.
+
+        Of tokens and times summed, not a mean of rates: word of several steps may come at once, of the first too late
+        and of the others in no time.
+        """
+        return self._tokens / self._seconds if self._seconds else None
 
     def saw_step(self, num_tokens: int, seconds: float) -> None:
         """A step has computed so many tokens of a prompt."""
         if num_tokens > 0 and seconds > 0:
-            rate = num_tokens / seconds
-            before = self.tokens_per_second
-            self.tokens_per_second = rate if before is None else before + _WEIGHT * (rate - before)
+            kept = math.exp(-num_tokens / _REMEMBERED_TOKENS)
+            self._tokens = kept * self._tokens + num_tokens
+            self._seconds = kept * self._seconds + seconds
 
     def saw_setup(self, seconds: float) -> None:
         """A decode leg has been sent, and has registered so long after."""
