@@ -17,6 +17,7 @@ def request(*, is_streamed: bool, leaves_after_seconds: float | None = None) -> 
         output_tokens=2,
         is_streamed=is_streamed,
         mode="push",
+        binding="early",
         leaves_after_seconds=leaves_after_seconds,
         deadline_seconds=10.0,
         answer=" one two",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from kvberth.drills.traffic import DrillRequest, TrafficShape, first_seconds, plan_traffic
 from kvberth.emulator.answers import answer_text
+from kvberth.router.binding import Binding
 
 SHAPE = TrafficShape(rate=50.0, prompt_tokens=(10, 20), output_tokens=(2, 4))
 
@@ -27,12 +28,13 @@ def test_arrivals_are_in_order_and_within_the_time():
 
 
 def test_every_kind_of_request_is_there():
-    """Lengths, streams, both modes; all stay, as long as none is to leave."""
+    """Lengths, streams, both modes, every binding; all stay, as long as none is to leave."""
     requests = plan(10.0)
     assert {len(each.prompt) for each in requests} == {10, 20}
     assert {each.output_tokens for each in requests} == {2, 4}
     assert {each.is_streamed for each in requests} == {True, False}
     assert {each.mode for each in requests} == {"push", "pull"}
+    assert {each.binding for each in requests} == {each.value for each in Binding}
     assert {each.leaves_after_seconds for each in requests} == {None}
 
 

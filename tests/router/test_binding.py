@@ -223,7 +223,7 @@ async def test_a_choice_just_in_time_is_made_on_fresh_load(site):
 async def test_an_early_choice_is_made_on_what_was_read_last(site):
     """Nobody waits for a reading."""
     uneven = Uneven(site)
-    client = await uneven.start()
+    client = await uneven.start(binding=Binding.EARLY)
     await uneven.change_places()
     uneven.finish.set()
     assert await head(client, {"prompt": "A", "max_tokens": 1}) == (200, "early")

@@ -18,7 +18,7 @@ from kvberth.router.choice import (
     queue,
     round_robin,
 )
-from kvberth.router.engines import Engine
+from kvberth.router.engines import Engine, EngineInfo, Role
 from kvberth.router.load import EngineLoad, Held
 
 FACTS = RequestFacts(1000, (1, 2))
@@ -220,6 +220,14 @@ def test_binding_of_a_prompt_of_1000_tokens(prefill, decodes, binding):
     choice = choose_binding(engine(**prefill), [engine(load=load) for load in decodes], FACTS)
     assert choice.binding is binding
     assert choice.reason
+
+
+@pytest.mark.parametrize(("hears_router", "binding"), [(True, Binding.JIT), (False, Binding.EARLY)])
+def test_prompt_that_cannot_be_followed_is_bound_early(hears_router, binding):
+    """vLLM's own connectors say nothing of a prompt's progress: its moment would be missed."""
+    prefill = engine(rate=1000)
+    prefill.info = EngineInfo(Role.PREFILL, "p", "127.0.0.1", 5, 1, hears_router=hears_router)
+    assert choose_binding(prefill, [engine(load=BUSY), engine(load=IDLE)], FACTS).binding is binding
 
 
 @pytest.mark.parametrize(

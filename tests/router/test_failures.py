@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from kvberth.router.binding import Binding
 from kvberth.router.config import Mode
 from kvberth.router.engine_client import EngineClient
 from kvberth.router.engines import Engine
@@ -270,7 +271,7 @@ async def test_a_response_that_is_only_announced_is_no_answer_yet(site):
     prefill = await site.prefill(answers({}, after=release))
     dying = await site.decode(streams(PREAMBLE, then=dies))
     good = await site.decode(streams(PREAMBLE, then=streams_on(DELTA, after=release)))
-    client = await site.router([prefill], [dying, good])
+    client = await site.router([prefill], [dying, good], binding=Binding.EARLY)
     asking = asyncio.ensure_future(client.text(RESPONSE, "/v1/responses"))
     async with asyncio.timeout(5):
         await good.arrived.wait()

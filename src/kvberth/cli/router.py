@@ -36,7 +36,7 @@ def router(
             help="When the decode worker of a push is chosen: before, shortly before or after prefill; auto decides by "
             "request."
         ),
-    ] = Binding.EARLY,
+    ] = Binding.AUTO,
     config: Config = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,

@@ -104,6 +104,7 @@ async def _send(
     headers = {
         "content-type": "application/json",
         "x-kvberth-mode": request.mode,
+        "x-kvberth-binding": request.binding,
         "x-kvberth-timeout-seconds": f"{request.deadline_seconds:g}",
     }
     patience = request.leaves_after_seconds

@@ -13,6 +13,7 @@ from kvberth.emulator.answers import answer_text
 
 __all__ = ["DrillRequest", "TrafficShape", "first_seconds", "plan_traffic"]
 
+_BINDINGS = ("early", "jit", "late", "auto")
 _TOKENS = (1000, 20000)
 """Token ids of prompts are drawn from here, as everywhere in our tests."""
 
@@ -47,6 +48,7 @@ class DrillRequest:
         index: its place in the plan, from 0.
         arrival_seconds: when to send it, from the start of the traffic.
         mode: `push` or `pull`.
+        binding: when its decode worker is to be chosen, if it is pushed: each way as often.
         leaves_after_seconds: when its client goes away; None stays.
         answer: the whole text.
     """
@@ -57,6 +59,7 @@ class DrillRequest:
     output_tokens: int
     is_streamed: bool
     mode: str
+    binding: str
     leaves_after_seconds: float | None
     deadline_seconds: float
     answer: str
@@ -76,6 +79,7 @@ def plan_traffic(shape: TrafficShape, seed: int) -> Iterator[DrillRequest]:
             output_tokens=output_tokens,
             is_streamed=bool(chance.random() < shape.streamed),
             mode="pull" if chance.random() < shape.pull else "push",
+            binding=str(chance.choice(_BINDINGS)),
             leaves_after_seconds=float(chance.random()) if chance.random() < shape.leaving else None,
             deadline_seconds=shape.deadline_seconds,
             answer=answer_text(prompt, output_tokens),

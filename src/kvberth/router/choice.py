@@ -138,10 +138,12 @@ def choose_binding(prefill: Engine, decodes: Sequence[Engine], facts: RequestFac
     """When to choose the decode worker, of those that could be chosen now.
 
     Early costs reserved memory and an old choice, late costs the handoff's time behind the prefill. So: early where the
-    choice would not change, late where no one has room to reserve, just in time else.
+    choice would not change or its moment could not be told, late where no one has room to reserve, just in time else.
     """
     if len(decodes) < 2:
         return BindingChoice(Binding.EARLY, "one decode worker")
+    if prefill.info is not None and not prefill.info.hears_router:
+        return BindingChoice(Binding.EARLY, "the prefill worker does not say how far it is")
     free = [tokens for engine in decodes if (tokens := engine.free_kv_tokens) is not None]
     if len(free) == len(decodes) and max(free) < facts.prompt_tokens:
         return BindingChoice(Binding.LATE, "no decode worker has room")

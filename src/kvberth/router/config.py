@@ -85,7 +85,7 @@ class RouterConfig:
     admin_api_key: str | None = field(default=None, repr=False)
     allowed_host: tuple[str, ...] = ()
     mode: Mode = Mode.PUSH
-    binding: Binding = Binding.EARLY
+    binding: Binding = Binding.AUTO
     connect_timeout_seconds: float = 5.0
     first_token_timeout_seconds: float = 300.0
     total_timeout_seconds: float | None = None

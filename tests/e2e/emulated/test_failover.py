@@ -52,12 +52,20 @@ def cluster(pool, profile) -> LocalCluster:
 class Asked:
     """One streamed request, on a thread of its own."""
 
-    def __init__(self, cluster: LocalCluster, threads: ThreadPoolExecutor, path: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        threads: ThreadPoolExecutor,
+        path: str,
+        body: dict[str, Any],
+        binding: str = "auto",
+    ) -> None:
         self._cluster = cluster
         self._path = path
         self._body = {"model": MODEL, "temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": True, **body}
         self.text = ""
         self.request_id = uuid.uuid4().hex
+        self._headers = {"x-request-id": self.request_id, "x-kvberth-binding": binding}
         self.done: Future[None] = threads.submit(self._run)
 
     def timeline(self) -> dict[str, Any]:
@@ -84,7 +92,7 @@ class Asked:
     def _run(self) -> None:
         url = self._cluster.router_url + self._path
         body = self._body | {"stream": True, "stream_options": {"include_usage": True}}
-        with httpx.stream("POST", url, json=body, headers={"x-request-id": self.request_id}, timeout=60) as response:
+        with httpx.stream("POST", url, json=body, headers=self._headers, timeout=60) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
                 self._take(line)
@@ -162,7 +170,7 @@ def test_decode_worker_that_goes_before_the_first_token_is_bound_again(cluster, 
     """The prefill goes on and is done once; its KV goes to the other decode worker."""
     body = {"prompt": prompt(9, 15000)}
     text, _ = Asked(cluster, threads, COMPLETIONS, body).result()
-    asked = Asked(cluster, threads, COMPLETIONS, body)
+    asked = Asked(cluster, threads, COMPLETIONS, body, "early")
     eventually(lambda: asked.facts("registered") != [], 10, "its blocks are reserved")
     victim = asked.worker()
     assert asked.facts("prefill_done") == []
