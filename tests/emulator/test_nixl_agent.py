@@ -99,9 +99,10 @@ def test_it_is_done_once(program):
         ({"post": 0.0, "transfer": 1.0}, "ERR"),
     ],
 )
-def test_faults_come_and_go_with_the_file(program, shares, seen):
-    """The refusal to post and the error behind a transfer; neither when their share is 0 again."""
-    assert program("faults", **shares) == [seen, "DONE"]
+@pytest.mark.parametrize("at_once", [False, True])
+def test_faults_come_and_go_with_the_file(program, shares, seen, at_once):
+    """The refusal to post and the error behind a transfer, how fast ever; neither when their share is 0 again."""
+    assert program("faults", **shares, at_once=at_once) == [seen, "DONE"]
 
 
 # Without the link.
