@@ -148,6 +148,8 @@ def test_markdown_has_verdict_figures_and_targets(folder):
     assert text.startswith("# This traffic wants kvberth push")
     assert "| kvberth push | 100 / - / - |" in text
     assert "| T1 |" in text
+    assert '\n* machine: `{"' in text
+    assert '"seed":' in text
 
 
 def test_tables_fit_a_terminal(folder):

@@ -33,7 +33,7 @@ _SHORT_HEADERS = ("TTFT p50", "p95", "TPOT p50", "p95", "handoff", "failed", "wr
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The verdict, a table per cell, the targets, what is missing."""
+    """The verdict, a table per cell, the targets, what is missing, machine, versions and settings."""
     lines = [f"# {comparison.verdict.headline}", ""]
     if comparison.emulated:
         lines += ["Figures of **emulated** engines.", ""]
@@ -52,7 +52,14 @@ def to_markdown(comparison: Comparison) -> str:
             f"* {say(each.mode)}, {each.group} {each.cell}, repetition {each.repetition + 1}"
             for each in comparison.missing
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, *_environment(comparison))) + "\n"
+
+
+def _environment(comparison: Comparison) -> list[str]:
+    lines = ["", "## Where the figures come from", "", f"* started: {comparison.environment['started']}"]
+    parts = {name: comparison.environment[name] for name in ("machine", "versions", "settings")}
+    lines += [f"* {name}: `{msgspec.json.encode(part).decode()}`" for name, part in parts.items()]
+    return lines
 
 
 def to_csv(comparison: Comparison) -> str:
