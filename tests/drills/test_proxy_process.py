@@ -51,6 +51,15 @@ class Ends:
             return True
         return False
 
+    @contextlib.contextmanager
+    def client_loses_connection(self) -> Iterator[None]:
+        """Behind it the client knows; what it sends before is lost."""
+        monitor = self.client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        yield
+        assert monitor.poll(PATIENCE_MS)
+        self.client.disable_monitor()
+        monitor.close()
+
     def close(self) -> None:
         self.proxy.close()
         self._context.destroy(linger=0)
@@ -100,18 +109,16 @@ def test_stalled_channel_brings_all_of_it_later(ends):
 def test_connections_that_are_cut_are_made_anew(ends):
     """ZeroMQ does that by itself; here only that the proxy lets it."""
     assert len(ends.to_server(1)) == 1
-    monitor = ends.client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    assert ends.proxy.tell(Meddling(cuts=True)) == {"messages": 0, "cut": 1}
-    assert monitor.poll(PATIENCE_MS)
-    ends.client.disable_monitor()
-    monitor.close()
+    with ends.client_loses_connection():
+        assert ends.proxy.tell(Meddling(cuts=True)) == {"messages": 0, "cut": 1}
     assert len(ends.to_server(1)) == 1
 
 
 def test_nobody_listens_while_the_server_is_gone(ends):
     """Who dials is refused, as without a proxy, and is let in again when the server is back."""
     assert len(ends.to_server(1)) == 1
-    ends.server.close()
+    with ends.client_loses_connection():
+        ends.server.close()
     deadline = time.monotonic() + 5
     while ends.is_listening():
         assert time.monotonic() < deadline
