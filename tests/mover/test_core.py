@@ -109,6 +109,29 @@ def test_unreachable_producer_is_given_up():
     assert rig.consumer.wire.hung_up == [ADDRESS]
 
 
+def test_connections_that_are_cut_short_each_time_are_a_denial():
+    """Once may be a process that has just died; for as long as it takes to connect it is somebody without our key."""
+    rig = Rig()
+    rig.is_cut = True
+    rig.wait(PUSH)
+    rig.consumer.core.server_cuts_short(ADDRESS)
+    assert rig.received() == []
+    rig.pass_time(rig.consumer.timing.connect_seconds)
+    assert rig.received() == [("d-1", False, "not_authenticated")]
+
+
+def test_a_producer_that_answers_at_last_may_have_cut_short_before():
+    """It was being started anew."""
+    rig = Rig()
+    rig.consumer.core.server_cuts_short(ADDRESS)
+    rig.wait(PUSH)
+    rig.consumer.core.server_cuts_short(ADDRESS)
+    rig.announce()
+    rig.finish()
+    rig.settle()
+    assert rig.received() == [("d-1", True, "none")]
+
+
 def test_an_unreachable_producer_holds_up_nobody_else():
     """D waits for one that does not answer while it talks to another."""
     rig = Rig()

@@ -24,7 +24,7 @@ from kvberth.mover.address import Address, NotAccepted
 from kvberth.mover.allowance import Allowance
 from kvberth.mover.gate import Gate
 from kvberth.mover.knock import Knock
-from kvberth.mover.line import DENIED, Line, Received
+from kvberth.mover.line import CUT_SHORT, DENIED, Line, Received
 from kvberth.mover.seldom import Seldom
 
 __all__ = ["Channel", "ChannelError", "FromClient"]
@@ -81,6 +81,7 @@ class Channel:
         self._connections: dict[bytes, int] = {}  # of those who dialled us: descriptor by route
         self._revoked: set[bytes] = set()
         self._denying: list[Address] = []
+        self._cutting_short: list[Address] = []
         self._allowance = Allowance(_UNITS_PER_SECOND, _UNITS_AT_ONCE)
         self._dropped = Seldom()
         self._unwanted: set[zmq.Socket[bytes]] = set()
@@ -249,6 +250,9 @@ class Channel:
                 if event in DENIED:
                     self._denying.append(address)
                     continue
+                if event == CUT_SHORT:
+                    self._cutting_short.append(address)
+                    continue
                 if event == zmq.EVENT_DISCONNECTED:
                     broken.append(address)
                 line.knock.try_now()
@@ -258,6 +262,11 @@ class Channel:
         """Producers that do not accept our key, or one of us has none. ZeroMQ may give up on such a connection."""
         denying, self._denying = self._denying, []
         return denying
+
+    def cutting_servers(self) -> list[Address]:
+        """Producers that have closed a connection before either side had proved who it is. ZeroMQ tries again."""
+        cutting, self._cutting_short = self._cutting_short, []
+        return cutting
 
     def refusing_servers(self) -> list[Address]:
         """Producers at whose address nobody listens: the process is gone, for certain."""

@@ -167,6 +167,12 @@ class ConsumerSide:
             detail = f"{address} does not accept this engine's key, or only one of the two has keys"
             self._refuse(link, Reason.NOT_AUTHENTICATED, detail, now)
 
+    def cut_short(self, address: Address) -> None:
+        """A producer closes connections before either side has proved who it is: perhaps it does so each time."""
+        link = self._links.get(address)
+        if link is not None:
+            link.was_cut_short = True
+
     def refused(self, address: Address, now: float) -> None:
         """Nobody listens at a producer's address: it is gone for certain, and writes no more."""
         link = self._links.get(address)
@@ -202,7 +208,11 @@ class ConsumerSide:
             patience = self._greeting_seconds(link)
             if now - link.opened_at < patience:
                 return
-            if link.peer is None:
+            if link.peer is None and link.was_cut_short:
+                detail = f"{link.address} closes connections before it says who it is: it does not accept this engine's"
+                detail += " key, only one of the two has keys, or something else listens there"
+                self._refuse(link, Reason.NOT_AUTHENTICATED, detail, now)
+            elif link.peer is None:
                 detail = f"no answer from {link.address} within {patience:g} s"
                 self._refuse(link, Reason.PEER_UNREACHABLE, detail, now)
             else:

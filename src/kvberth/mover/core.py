@@ -124,6 +124,10 @@ class Core:
         """A producer that we dialled does not accept our key, or only one of us has keys."""
         self._consuming.denied(address, now)
 
+    def server_cuts_short(self, address: Address) -> None:
+        """A producer that we dialled has closed the connection before either side had proved who it is."""
+        self._consuming.cut_short(address)
+
     def server_refuses(self, address: Address, now: float) -> None:
         """Nobody listens at the address of a producer that we dialled."""
         self._consuming.refused(address, now)

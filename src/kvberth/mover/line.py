@@ -11,7 +11,7 @@ from kvberth.keys import KeyPair
 from kvberth.mover.knock import Knock
 from kvberth.protocol.messages import MAX_FRAME_BYTES
 
-__all__ = ["DENIED", "Line", "Received"]
+__all__ = ["CUT_SHORT", "DENIED", "Line", "Received"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +21,15 @@ _QUEUED_FRAMES = 10_000
 DENIED = frozenset({int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)})
 """Events of a connection that came to nothing because of a key, or of the lack of one."""
 
+CUT_SHORT = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+"""Event of a connection that the other side has closed before either had proved who it is.
+
+That is how it looks here where the other side has found the wrong key, or none, before it had said anything itself. A
+process that dies closes its connections likewise, but then refuses new ones.
+"""
+
 _OF_LISTENERS = zmq.EVENT_DISCONNECTED
-_OF_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | sum(DENIED)
+_OF_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | CUT_SHORT | sum(DENIED)
 _EVENT = struct.Struct("=HI")
 _EVENTS_AT_ONCE = 1000
 

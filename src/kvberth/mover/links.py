@@ -31,6 +31,7 @@ class Link:
         address: of its control channel.
         session: how many were dialled before.
         waiting: transfers that wait for it to be ready.
+        was_cut_short: somebody at its address has closed a connection before either side had proved who it is.
         last_heard: when its last message came, or when we began to listen.
     """
 
@@ -42,6 +43,7 @@ class Link:
     card: EngineCard | None = None
     waiting: list[TransferKey] = field(default_factory=list)
     next_heartbeat: float = 0.0
+    was_cut_short: bool = False
 
     @property
     def peer(self) -> PeerName | None:

@@ -159,6 +159,8 @@ class Mover:
                 core.server_broke(address, now)
             for address in channel.denying_servers():
                 core.server_denies(address, now)
+            for address in channel.cutting_servers():
+                core.server_cuts_short(address)
             for address in channel.refusing_servers():
                 core.server_refuses(address, now)
             core.turn(time.monotonic(), self._step_began)
