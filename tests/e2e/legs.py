@@ -50,10 +50,11 @@ class Legs:
         prompt: Sequence[int],
         params: dict[str, Any] | None = None,
         max_tokens: int = 16,
+        fields: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """One leg; the answer's body, with `seconds` that it took."""
+        """One leg, with more fields in its body if need be; the answer's body, with `seconds` that it took."""
         body: dict[str, Any] = {"model": self._model, "prompt": list(prompt), "max_tokens": max_tokens}
-        body |= {"temperature": 0, "ignore_eos": True}
+        body |= {"temperature": 0, "ignore_eos": True} | (fields or {})
         if params is not None:
             body["kv_transfer_params"] = params
         began = time.monotonic()
@@ -65,10 +66,12 @@ class Legs:
         """`ask`, in the background."""
         return self._threads.submit(self.ask, *arguments, **named)
 
-    def prefill(self, prompt: Sequence[int], name: str, **more: Any) -> "Future[dict[str, Any]]":
+    def prefill(
+        self, prompt: Sequence[int], name: str, *, fields: dict[str, Any] | None = None, **more: Any
+    ) -> "Future[dict[str, Any]]":
         """P's leg."""
         params = {"do_remote_decode": True, "transfer_id": self.transfer_id(name), **more}
-        return self.start(self._prefill, prompt, params, max_tokens=1)
+        return self.start(self._prefill, prompt, params, max_tokens=1, fields=fields)
 
     def decode(
         self,

@@ -45,6 +45,19 @@ def test_lease_ends_on_an_idle_engine_and_who_comes_later_is_told(cluster, legs)
     assert answer["choices"][0]["text"] == legs.ask(prefill, prompt)["choices"][0]["text"]
 
 
+def test_prompt_whose_first_token_ends_the_answer_is_handed_over(cluster, legs):
+    """P's only token stops its answer, as an end of sequence does: its KV is as good as any other."""
+    prefill, decode = cluster.prefill[0], cluster.decode[0]
+    (prompt,) = prompts([1003])
+    expected = legs.ask(prefill, prompt, fields={"return_token_ids": True})["choices"][0]
+    stops = {"stop_token_ids": expected["token_ids"][:1]}
+    prefilled = legs.prefill(prompt, "stopped", fields=stops).result()
+    assert prefilled["choices"][0]["finish_reason"] == "stop"
+    answer = legs.ask(decode, prompt, prefilled["kv_transfer_params"])
+    assert told(answer)["ok"]
+    assert answer["choices"][0]["text"] == expected["text"]
+
+
 def test_second_request_of_the_same_name_computes_for_itself(cluster, legs):
     """As with clients that send one `X-Request-Id` for all they ask, and a router that knows no transfer ids."""
     prefill, decode = cluster.prefill[0], cluster.decode[0]
