@@ -42,13 +42,29 @@ class Listener(Protocol):
         ...
 
 
+class _Nobody:
+    """Hears nothing."""
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        pass
+
+    def on_body(self, data: bytes, is_last: bool) -> None:
+        pass
+
+    def on_end(self, error: HttpError | None) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class Ask:
-    """One request and its answer, until the answer's end."""
+    """One request and its answer, until the answer's end. Whoever listens may know it: behind the end nobody does."""
 
     __slots__ = ("connecting", "connection", "listener", "request")
 
     def __init__(self, listener: Listener, request: bytes) -> None:
-        self.listener = listener
+        self.listener: Listener = listener
         self.request = request
         self.connecting: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
@@ -216,4 +232,5 @@ class Connection(asyncio.Protocol):
         if ask is None:
             return None
         ask.connection = None
-        return ask.listener
+        listener, ask.listener = ask.listener, _NOBODY
+        return listener

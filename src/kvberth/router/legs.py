@@ -33,7 +33,7 @@ _MOST_UNREAD_BYTES = 64 * 1024
 class _Leg(Generic[_Event]):
     """One request to an engine, on its way from the moment that it is made. For the event loop's thread.
 
-    `ended` is the event that it ended in; None until then, and for ever if it is closed before.
+    `ended` is the event that it ended in; None until then, and for one that is closed.
 
     Args:
         seconds: see `set_clock`.
@@ -83,7 +83,7 @@ class _Leg(Generic[_Event]):
         self._ask.close()
         if self.ended is None:
             self.set_clock(None)
-            self._on_end(None)
+            self._tell(None)
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status, self._headers = status, headers
@@ -101,7 +101,11 @@ class _Leg(Generic[_Event]):
         """The connection is left alone: it is free again, or has a stream's rest to come."""
         self.ended = event
         self.set_clock(None)
-        self._on_end(event)
+        self._tell(event)
+
+    def _tell(self, event: _Event | None) -> None:
+        on_end, self._on_end = self._on_end, _ignore  # it knows the exchange, and with it this leg
+        on_end(event)
 
     def _end_with_error(self, error: HttpError) -> None:
         self._engine.on_silent.pop(self, None)
@@ -208,6 +212,10 @@ class DecodeLeg(_Leg[DecodeEvent]):
         else:
             self._ask.resume()
 
+    def close(self) -> None:
+        super().close()
+        self.ended = self._take = self._tell_end = None  # they know the stream, and with it this leg
+
     def pause(self) -> None:
         self._ask.pause()
 
@@ -259,6 +267,10 @@ class DecodeLeg(_Leg[DecodeEvent]):
 
     def _failed(self, failure: Failure) -> DecodeEvent:
         return DecodeFailed(failure)
+
+
+def _ignore(_event: object) -> None:
+    pass
 
 
 def _server_error(leg: Leg, detail: str) -> Failure:
