@@ -42,29 +42,13 @@ class Listener(Protocol):
         ...
 
 
-class _Nobody:
-    """Hears nothing."""
-
-    def on_head(self, status: int, headers: list[Header]) -> None:
-        pass
-
-    def on_body(self, data: bytes, is_last: bool) -> None:
-        pass
-
-    def on_end(self, error: HttpError | None) -> None:
-        pass
-
-
-_NOBODY = _Nobody()
-
-
 class Ask:
     """One request and its answer, until the answer's end. Whoever listens may know it: behind the end nobody does."""
 
     __slots__ = ("connecting", "connection", "listener", "request")
 
     def __init__(self, listener: Listener, request: bytes) -> None:
-        self.listener: Listener = listener
+        self.listener = listener
         self.request = request
         self.connecting: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
@@ -232,5 +216,6 @@ class Connection(asyncio.Protocol):
         if ask is None:
             return None
         ask.connection = None
-        listener, ask.listener = ask.listener, _NOBODY
+        listener = ask.listener
+        del ask.listener
         return listener
