@@ -155,6 +155,32 @@ async def test_late_binding_waits_for_the_prefill(site):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("headers", "mode"), [({"x_kvberth_binding": "late"}, "push"), ({"x_kvberth_mode": "pull"}, "pull")]
+)
+async def test_a_late_choice_does_not_wait_for_the_front_end(site, headers, mode):
+    """P's connector says that the prompt is computed; that its HTTP server says so too takes longer."""
+    producer = Producer()
+    finish = asyncio.Event()
+    prefill = await site.prefill(answers({"kv_transfer_params": PARAMS}, after=finish))
+    prefill.control = ("127.0.0.1", producer.port)
+    decode = await site.decode(answers({"choices": [{"text": "yes"}]}))
+    client = await site.router([prefill], [decode])
+    asking = asyncio.ensure_future(head(client, {"prompt": "A", "max_tokens": 1}, **headers))
+    watch = await producer.hear()
+    await producer.say(Progress(watch.key, 1000, 1000, 0, is_registered=False))
+    await asyncio.sleep(0.2)
+    assert decode.seen == []
+    await producer.say(Progress(watch.key, 1000, 1000, 1000, is_registered=False))
+    assert await asking == (200, "late")
+    assert not finish.is_set()
+    [leg] = decode.seen
+    assert leg.transfer["transfer_mode"] == mode
+    assert TransferKey(leg.transfer["transfer_id"]) == watch.key
+    producer.close()
+
+
+@pytest.mark.anyio
 async def test_unknown_binding_is_refused(site):
     """With what would be right."""
     client = await site.router([], [await site.decode()], wait_for="degraded")

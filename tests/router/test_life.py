@@ -88,8 +88,8 @@ def start_p(engine, transfer, mode=Mode.PUSH, consumers=1):
     return StartPrefill(engine, transfer, prefill_params(transfer, num_consumers=consumers, mode=mode), "next")
 
 
-def start_d(engine, transfer, producer, consumers=1, attempt=0):
-    params = decode_params(transfer, num_consumers=consumers, producer=producer.info, attempt=attempt)
+def start_d(engine, transfer, producer, consumers=1, attempt=0, mode=Mode.PUSH):
+    params = decode_params(transfer, num_consumers=consumers, mode=mode, producer=producer.info, attempt=attempt)
     return StartDecode(engine, params, "next", attempt)
 
 
@@ -342,6 +342,17 @@ def test_just_in_time_binds_when_told():
     assert one.handle(BindNow()) == [start_d(D1, "t0", P1)]
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_late_binding_does_not_wait_for_an_answer_of_which_all_is_known(mode):
+    """That the prompt is computed is known before P's front end has said so; the answer itself starts nothing then."""
+    one = life(mode, binding=Binding.LATE)
+    assert one.begin() == [start_p(P1, "t0", mode)]
+    assert one.handle(BindNow()) == [start_d(D1, "t0", P1, mode=mode)]
+    assert one.handle(PrefillAnswered(b"{}")) == []
+    assert one.handle(DecodeAnswered(ANSWER)) == [Deliver(ANSWER)]
+    assert (one.binding, one.path) == (Binding.LATE, mode.value)
+
+
 @pytest.mark.parametrize(
     ("failure", "decode", "error"),
     [
@@ -414,10 +425,10 @@ def test_the_legs_parameters_are_vllms_names():
         "do_remote_prefill": False,
         "transfer_mode": "pull",
     }
-    assert json.loads(decode_params("t", num_consumers=2, producer=P1.info)) == common | {
+    assert json.loads(decode_params("t", num_consumers=2, mode=Mode.PULL, producer=P1.info)) == common | {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        "transfer_mode": "push",
+        "transfer_mode": "pull",
         "remote_engine_id": "p1",
         "remote_request_id": "t",
         "remote_host": "h",
@@ -429,5 +440,9 @@ def test_the_legs_parameters_are_vllms_names():
 def test_the_decode_worker_is_told_the_prefill_worker_s_key():
     """Where it has one; other connectors never see the name."""
     with_key = replace(P1.info, public_key="k" * 40)
-    assert json.loads(decode_params("t", num_consumers=1, producer=with_key))["remote_public_key"] == "k" * 40
-    assert "remote_public_key" not in json.loads(decode_params("t", num_consumers=1, producer=P1.info))
+
+    def said(info):
+        return json.loads(decode_params("t", num_consumers=1, mode=Mode.PUSH, producer=info))
+
+    assert said(with_key)["remote_public_key"] == "k" * 40
+    assert "remote_public_key" not in said(P1.info)

@@ -58,7 +58,7 @@ class HandedOver(msgspec.Struct, frozen=True):
 
 
 class BindNow(msgspec.Struct, frozen=True):
-    """P will soon be done: the moment to choose D has come."""
+    """P will soon be done, or has computed the prompt and not yet answered: the moment to choose D has come."""
 
 
 Event = (

@@ -260,6 +260,7 @@ class Exchange:
             engine,
             *self._transfer,
             on_moment=None if self.life.binding is Binding.EARLY else self._moment_has_come,
+            on_prefilled=self._prefill_is_done,
             on_behind=lambda: self._tell(DecodeBehind()),
             on_handed_over=lambda is_prefilled: self._tell(HandedOver(is_prefilled)),
             note=self._note,
@@ -270,6 +271,10 @@ class Exchange:
             self._tell(BindNow())
         elif self.life.state is State.PREFILLING:
             self._service.watch.begin_refresh(self._service.fleet.decode)  # for the choice behind the prefill
+
+    def _prefill_is_done(self) -> None:
+        if self.life.state is State.PREFILLING:
+            self._tell(BindNow())
 
     def _tell(self, event: Event) -> None:
         self._told.append(event)

@@ -27,6 +27,7 @@ class Follow:
         engine: the prefill worker, with what it has `info` said of itself.
         on_moment: it is time to choose a decode worker; called once, and not before the first step has begun. None
             where nobody asks for that.
+        on_prefilled: the prompt has been computed; its worker's answer comes later, by as much as its front end needs.
         on_behind: see `expect_registration`.
         on_handed_over: all KV is where it is needed; with whether the prompt has been computed.
         note: something has happened that belongs into the request's timeline.
@@ -40,6 +41,7 @@ class Follow:
         transfer_id: str,
         *,
         on_moment: Callable[[], None] | None,
+        on_prefilled: Callable[[], None],
         on_behind: Callable[[], None],
         on_handed_over: Callable[[bool], None],
         note: Callable[[What], None],
@@ -49,6 +51,7 @@ class Follow:
         self._pace = engine.pace
         self._plan = JustInTime(engine.pace, _MARGIN_SECONDS)
         self._on_moment = on_moment
+        self._on_prefilled = on_prefilled
         self._on_behind = on_behind
         self._on_handed_over = on_handed_over
         self._note = note
@@ -87,6 +90,7 @@ class Follow:
             self._note(What.REGISTERED)
         if progress.is_complete and not before.is_complete:
             self._note(What.PREFILL_DONE)
+            self._on_prefilled()
         self._set_moment(now)
         if progress.is_handed_over:
             self._note(What.TRANSFERRED)

@@ -2,7 +2,8 @@
 
     bound early          begin -> BOTH -------------------- P answered -> DECODING -- D answered --> SETTLED
     bound just in time   begin -> PREFILLING -- now -> BOTH -- P answered -> DECODING -- D answered --> SETTLED
-    bound late, and pull begin -> PREFILLING -------------- P answered -> DECODING -- D answered --> SETTLED
+    bound late, and pull the same, and now is when P has computed the prompt
+    P cannot be heard    begin -> PREFILLING -------------- P answered -> DECODING -- D answered --> SETTLED
     undivided            begin ----------------------------------------> DECODING -- D answered --> SETTLED
 
 Until the client has seen a byte, a failure can be hidden. A decode leg that fails, or whose engine has no room when the
@@ -194,6 +195,7 @@ class Life:
                 self._transfer_id,
                 attempt=self._attempt,
                 num_consumers=self._num_consumers,
+                mode=self._mode,
                 producer=self._prefill.info,
             )
         return StartDecode(choice.engine, params, choice.reason, self._attempt)

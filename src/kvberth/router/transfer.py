@@ -1,7 +1,7 @@
 """The `kv_transfer_params` that the router gives to the two legs of one transfer.
 
 The names are vLLM's own wherever vLLM has one, so that they read the same in an engine's log. What a connector
-answers (pull) is passed on as it is, but for the attempt.
+answers is passed on as it is, but for the attempt.
 """
 
 import msgspec
@@ -27,7 +27,7 @@ class _DecodeParams(msgspec.Struct, frozen=True, kw_only=True):
     transfer_id: str
     attempt: int = 0
     num_consumers: int
-    transfer_mode: Mode = Mode.PUSH
+    transfer_mode: Mode
     remote_engine_id: str
     # vLLM's own connectors refuse parameters without one, but pair the legs by the X-Request-Id that both have.
     remote_request_id: str
@@ -42,13 +42,14 @@ def prefill_params(transfer_id: str, *, num_consumers: int, mode: Mode) -> bytes
     return msgspec.json.encode(_PrefillParams(transfer_id=transfer_id, num_consumers=num_consumers, transfer_mode=mode))
 
 
-def decode_params(transfer_id: str, *, num_consumers: int, producer: EngineInfo, attempt: int = 0) -> bytes:
-    """JSON for D's leg of a push: where the prefill worker listens for registrations."""
+def decode_params(transfer_id: str, *, num_consumers: int, mode: Mode, producer: EngineInfo, attempt: int = 0) -> bytes:
+    """JSON for a leg of D that does not wait for P's answer: where the prefill worker listens for registrations."""
     return msgspec.json.encode(
         _DecodeParams(
             transfer_id=transfer_id,
             attempt=attempt,
             num_consumers=num_consumers,
+            transfer_mode=mode,
             remote_engine_id=producer.engine_id,
             remote_request_id=transfer_id,
             remote_host=producer.control_host,

@@ -68,6 +68,7 @@ class WorkerSide:
         self._outcomes: dict[str, TransferOutcome] = {}
         self._reports: list[TransferReport] = []
         self._heartbeats_missed = 0
+        self._has_news = False
         self._queue = self._told_queue = 0
 
     def register(self, kv_caches: Mapping[str, torch.Tensor], backends: Collection[str]) -> None:
@@ -143,9 +144,11 @@ class WorkerSide:
         """What has ended since the last call: released, received (failed ones included), failed.
 
         An engine that only waits for transfers steps in a tight loop; there is nothing to lose then by waiting here
-        for the mover's news, and a good part of two cores to win.
+        for the mover's news, and a good part of two cores to win. But not right behind news: an engine that schedules
+        ahead takes in what one step has said only when it has made the next one.
         """
-        results = self._running().take(0.0 if has_forward else _IDLE_STEP_SECONDS)
+        results = self._running().take(0.0 if has_forward or self._has_news else _IDLE_STEP_SECONDS)
+        self._has_news = bool(results.received or results.released)
         failed: set[str] = set()
         for report in results.received:
             timeline = _plain(report.timeline) if report.timeline is not None else None
