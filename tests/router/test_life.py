@@ -9,7 +9,6 @@ import pytest
 from kvberth.router.actions import (
     AbortDecode,
     AbortPrefill,
-    AwaitMoment,
     Deliver,
     Refuse,
     Retry,
@@ -324,7 +323,7 @@ def test_an_error_of_decodes_own_is_delivered_when_nobody_does_better():
     ("chosen", "actions"),
     [
         (Binding.EARLY, [start_d(D1, "t0", P1)]),
-        (Binding.JIT, [AwaitMoment()]),
+        (Binding.JIT, []),
         (Binding.LATE, []),
     ],
 )
@@ -338,7 +337,7 @@ def test_binding_is_chosen_for_each_request(chosen, actions):
 def test_just_in_time_binds_when_told():
     """Until then no D knows of the request."""
     one = life(binding=Binding.JIT)
-    assert one.begin() == [start_p(P1, "t0"), AwaitMoment()]
+    assert one.begin() == [start_p(P1, "t0")]
     assert one.handle(BindNow()) == [start_d(D1, "t0", P1)]
 
 

@@ -10,7 +10,6 @@ __all__ = [
     "AbortDecode",
     "AbortPrefill",
     "Action",
-    "AwaitMoment",
     "Deliver",
     "Refuse",
     "Retry",
@@ -24,10 +23,6 @@ class StartPrefill(msgspec.Struct, frozen=True):
     transfer_id: str
     transfer_params: bytes
     reason: str
-
-
-class AwaitMoment(msgspec.Struct, frozen=True):
-    """Say `BindNow` shortly before the prefill ends."""
 
 
 class StartDecode(msgspec.Struct, frozen=True):
@@ -61,4 +56,4 @@ class Refuse(msgspec.Struct, frozen=True):
     error: RouterError
 
 
-Action = StartPrefill | AwaitMoment | StartDecode | AbortPrefill | AbortDecode | Retry | Deliver | Refuse
+Action = StartPrefill | StartDecode | AbortPrefill | AbortDecode | Retry | Deliver | Refuse

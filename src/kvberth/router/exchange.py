@@ -11,7 +11,6 @@ from secrets import token_hex
 from kvberth.router.actions import (
     AbortDecode,
     AbortPrefill,
-    AwaitMoment,
     Deliver,
     Refuse,
     Retry,
@@ -21,16 +20,14 @@ from kvberth.router.actions import (
 from kvberth.router.admission import Admission
 from kvberth.router.answer import Answer, Header, Streamed
 from kvberth.router.binding import Binding
-from kvberth.router.breaker import Outcome
 from kvberth.router.choice import RequestFacts
 from kvberth.router.config import Mode, RouterConfig
 from kvberth.router.control import Control
 from kvberth.router.engine_client import EngineClient
 from kvberth.router.engines import Engine, EngineInfo
-from kvberth.router.errors import Failure, FailureKind
+from kvberth.router.errors import Failure
 from kvberth.router.events import (
     BindNow,
-    DecodeAnswered,
     DecodeBehind,
     DecodeFailed,
     Event,
@@ -41,7 +38,7 @@ from kvberth.router.events import (
 from kvberth.router.fleet import Fleet, Visit
 from kvberth.router.follow import Follow
 from kvberth.router.journal import Journal
-from kvberth.router.legs import DecodeEvent, DecodeLeg, PrefillEvent, PrefillLeg
+from kvberth.router.legs import DecodeEvent, DecodeLeg, PrefillEvent, PrefillLeg, outcome_of
 from kvberth.router.life import Life, State
 from kvberth.router.metrics import Metrics
 from kvberth.router.request import ClientRequest
@@ -121,7 +118,6 @@ class Exchange:
         self._attempt = 0
         self._follow: Follow | None = None
         self._to_follow: Engine | None = None
-        self._awaits_moment = False
         self._news: asyncio.Future[None] | None = None
         self._told: deque[Event] = deque()
 
@@ -134,8 +130,6 @@ class Exchange:
                 match action:
                     case StartPrefill():
                         self._begin_transfer(action)
-                    case AwaitMoment():
-                        self._awaits_moment = True
                     case StartDecode():
                         self._start_decode(action)
                     case AbortPrefill():
@@ -241,7 +235,6 @@ class Exchange:
         self._abandon_transfer()
         self._end_follow()
         self._attempt = 0
-        self._awaits_moment = False
         self._take_kv_from(engine)
         self._note(What.PREFILL_SENT, engine=engine.url, reason=action.reason, transfer_id=transfer_id)
         self._note(What.BINDING_CHOSEN, binding=self.life.binding, reason=self.life.binding_reason)
@@ -260,19 +253,19 @@ class Exchange:
             engine,
             *self._transfer,
             on_moment=None if self.life.binding is Binding.EARLY else self._moment_has_come,
-            on_prefilled=self._prefill_is_done,
+            on_prefilled=self._bind_now,
             on_behind=lambda: self._tell(DecodeBehind()),
             on_handed_over=lambda is_prefilled: self._tell(HandedOver(is_prefilled)),
             note=self._note,
         )
 
     def _moment_has_come(self) -> None:
-        if self._awaits_moment:
-            self._tell(BindNow())
+        if self.life.binding is Binding.JIT:
+            self._bind_now()
         elif self.life.state is State.PREFILLING:
             self._service.watch.begin_refresh(self._service.fleet.decode)  # for the choice behind the prefill
 
-    def _prefill_is_done(self) -> None:
+    def _bind_now(self) -> None:
         if self.life.state is State.PREFILLING:
             self._tell(BindNow())
 
@@ -291,7 +284,7 @@ class Exchange:
             now = time.monotonic()
             if isinstance(event, PrefillAnswered):
                 fleet.prefilled(visit, now)
-            fleet.report(visit, _outcome(event), now)
+            fleet.report(visit, outcome_of(event), now)
             fleet.leave(visit)
             self._stop_prefill_clock()
             self._wake()
@@ -311,7 +304,6 @@ class Exchange:
     def _start_decode(self, action: StartDecode) -> None:
         engine, fleet = action.engine, self._service.fleet
         self._leave_decode()
-        self._awaits_moment = False
         self._attempt = action.attempt
         if action.transfer_params is None:
             self._end_follow()
@@ -319,7 +311,7 @@ class Exchange:
         self._note(What.DECODE_SENT, engine=engine.url, reason=action.reason, attempt=action.attempt)
 
         def finish(event: DecodeEvent | None) -> None:
-            fleet.report(visit, _outcome(event), time.monotonic())
+            fleet.report(visit, outcome_of(event), time.monotonic())
             self._wake()
 
         self._decode = DecodeLeg(
@@ -390,17 +382,3 @@ class Exchange:
 
     def _note_failure(self, failure: Failure) -> None:
         self._note(What.LEG_FAILED, leg=failure.leg, kind=failure.kind, detail=failure.detail)
-
-
-def _outcome(event: PrefillEvent | DecodeEvent | None) -> Outcome:
-    """What a leg proves of its engine with how it ended; None was cut short."""
-    match event:
-        case None:
-            return Outcome.UNDECIDED
-        case PrefillFailed(failure) | DecodeFailed(failure):
-            is_slow = failure.kind is FailureKind.FIRST_TOKEN_TIMEOUT
-            return Outcome.UNDECIDED if is_slow else Outcome.FAILURE
-        case DecodeAnswered(answer) if answer.status >= 500:
-            return Outcome.FAILURE
-        case _:
-            return Outcome.SUCCESS

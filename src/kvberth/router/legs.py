@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvberth.router.answer import Header, StreamBrokenError, Streamed, Whole
+from kvberth.router.breaker import Outcome
 from kvberth.router.engine_client import EngineClient
 from kvberth.router.engine_connection import ConnectTimeoutError, HttpError
 from kvberth.router.engines import Engine
@@ -19,7 +20,7 @@ from kvberth.router.forms import begins_with_failure, is_preamble, readable_erro
 from kvberth.router.headers import JSON, response_headers
 from kvberth.router.request import take_transfer_params, without_transfer_params
 
-__all__ = ["DecodeEvent", "DecodeLeg", "PrefillEvent", "PrefillLeg"]
+__all__ = ["DecodeEvent", "DecodeLeg", "PrefillEvent", "PrefillLeg", "outcome_of"]
 
 PrefillEvent = PrefillAnswered | PrefillRejected | PrefillFailed
 DecodeEvent = DecodeAnswered | DecodeFailed
@@ -267,6 +268,20 @@ class DecodeLeg(_Leg[DecodeEvent]):
 
     def _failed(self, failure: Failure) -> DecodeEvent:
         return DecodeFailed(failure)
+
+
+def outcome_of(event: PrefillEvent | DecodeEvent | None) -> Outcome:
+    """What a leg proves of its engine with how it ended; None was cut short."""
+    match event:
+        case None:
+            return Outcome.UNDECIDED
+        case PrefillFailed(failure) | DecodeFailed(failure):
+            is_slow = failure.kind is FailureKind.FIRST_TOKEN_TIMEOUT
+            return Outcome.UNDECIDED if is_slow else Outcome.FAILURE
+        case DecodeAnswered(answer) if answer.status >= 500:
+            return Outcome.FAILURE
+        case _:
+            return Outcome.SUCCESS
 
 
 def _ignore(_event: object) -> None:

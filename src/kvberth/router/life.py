@@ -23,7 +23,6 @@ from kvberth.router.actions import (
     AbortDecode,
     AbortPrefill,
     Action,
-    AwaitMoment,
     Deliver,
     Refuse,
     Retry,
@@ -169,14 +168,8 @@ class Life:
         if self._asked_binding is Binding.AUTO:
             chosen = self._engines.choose_binding(prefill.engine)
             self.binding, self.binding_reason = chosen.binding, chosen.reason
-        match self.binding:
-            case Binding.JIT:
-                return [start, AwaitMoment()]
-            case Binding.EARLY:
-                return [start, self._bind(decode)]
-            case _:
-                # D is chosen on load that is fresh then; that one is there at all was asked above.
-                return [start]
+        # Otherwise D is chosen on load that is fresh then; that one is there at all was asked above.
+        return [start, self._bind(decode)] if self.binding is Binding.EARLY else [start]
 
     def _bind(self, choice: Choice) -> StartDecode:
         """D registers while P computes."""
