@@ -86,6 +86,23 @@ def test_t6_counts_in_steps():
     assert (found.value, found.met) == (pytest.approx(2.0), False)
 
 
+def test_t6_leaves_out_what_happens_without_transfers():
+    """Requests that come hold up others' tokens on a worker that gets no KV, too: 20 ms of those 30 here."""
+    alone = measured(
+        records=[
+            record(0, 50.0, itl_ms=[10.0, 20.0, 10.0, 10.0]),
+            record(1, 35.0, sent_s=0.05, itl_ms=[10.0, 10.0]),
+        ],
+        mode="decode-only",
+        of=cell(group="decode-only", shared_tokens=16368),
+    )
+    records = [record(0, 50.0, itl_ms=[10.0, 10.0, 30.0, 10.0]), record(1, 95.0, sent_s=0.0, itl_ms=[10.0, 10.0])]
+    chosen = settings(modes=ALL, rates=(8.0,), prompts=(16384,), extra=True)
+    (found,) = find(compute(manifest(chosen), [measured(records=records), alone], [], {}).targets, "T6")
+    assert (found.value, found.met) == (pytest.approx(1.0), True)
+    assert "less those of the load without transfers beside a request that comes (20.0 ms)" in found.note
+
+
 def test_what_is_missed_has_a_reason():
     """What the figures say of where the time went; what is met needs none."""
     counted = {

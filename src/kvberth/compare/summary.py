@@ -5,6 +5,7 @@ The schema of `summary.json` is `Summary`, described for readers in docs/compare
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -55,7 +56,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         transfers: those beside which another request was being answered.
         step_ms: the median TPOT of the cell: a decode step.
-        transfer_ms: how long a transfer was taken to keep the decode worker.
+        transfer_ms: how long a transfer was taken to keep the decode worker; where there are none, the mean time to
+            first token, in which the worker takes the request in.
         p50_ms, p99_ms: of the gaps.
         p99_steps: how much longer than a step the p99 is, in steps.
     """
@@ -288,7 +290,10 @@ def _stall(repetitions: Sequence[MeasuredCell], engines: EngineFigures) -> Stall
     step = _median(record.tpot_ms for each in repetitions for record in _succeeded(each))
     if not step:
         return None
-    busy = engines.busy_ms(is_streamed=repetitions[0].mode == Mode.PUSH)
+    mode = repetitions[0].mode
+    busy = engines.busy_ms(is_streamed=mode == Mode.PUSH)
+    if mode == Mode.DECODE_ONLY:
+        busy = fmean(record.ttft_ms or 0.0 for each in repetitions for record in _succeeded(each))
     worst = []
     for each in repetitions:
         found = windows(each.records, step_ms=step, transfer_ms=busy)

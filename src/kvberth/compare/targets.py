@@ -162,22 +162,24 @@ def _stalls(cells: _Figures) -> Target:
     push = cells.get((_HEAVY.group, _HEAVY.cell, Mode.PUSH))
     if push is None or push.stall is None:
         return _not_measured("T6", name, 1.0, "steps")
-    stall = push.stall
-    is_met = stall.p99_steps <= 1.0
+    stall, steps = push.stall, push.stall.p99_steps
+    note = (
+        f"a step is {stall.step_ms:.1f} ms; as a client sees the gaps beside {stall.transfers} transfers, so a busy "
+        f"machine shows in them ({stall.p99_ms:.1f} ms)"
+    )
+    load = cells.get((Mode.DECODE_ONLY, _HEAVY.cell, Mode.DECODE_ONLY))
+    if load is not None and load.stall is not None:
+        steps = (stall.p99_ms - load.stall.p99_ms) / stall.step_ms
+        note += f", less those of the load without transfers beside a request that comes ({load.stall.p99_ms:.1f} ms)"
+    is_met = steps <= 1.0
     return Target(
         id="T6",
         name=name,
-        value=stall.p99_steps,
+        value=steps,
         target=1.0,
         unit="steps",
         met=is_met,
-        note=_join(
-            [
-                f"a step is {stall.step_ms:.1f} ms; as a client sees the gaps beside {stall.transfers} transfers, so a "
-                "busy machine shows in them",
-                *_busy(push),
-            ]
-        ),
+        note=_join([note, *_busy(push)]),
         reason="" if is_met else f"half of these gaps are {stall.p50_ms:.1f} ms or less",
     )
 
