@@ -42,6 +42,8 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
         queue_ms, prefill_ms: means of the engine that reads prompts.
         cached_share: of the prompts' tokens, from 0 to 1, what that engine's prefix cache had; None without one.
         first_step_ms: mean of the decode worker; None where one engine does both.
+        emulator_late_share: how late the steps of an emulated accelerator were in all, over the time that they should
+            have taken; of the engine that makes tokens. The machine had no processor free for it.
     """
 
     corruptions: int | None = None
@@ -58,6 +60,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     prefill_ms: float | None = None
     cached_share: float | None = None
     first_step_ms: float | None = None
+    emulator_late_share: float | None = None
     is_divided: bool = True
 
     def breakdown(self, mean_ttft_ms: float) -> Breakdown | None:
@@ -110,6 +113,7 @@ def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
     moved = "vllm:nixl_bytes_transferred_sum" if has_vllm else "kvberth:transfer_bytes_total"
     transfers = _sum(total, f"{descriptors}_count")
     asked = _sum(total, "vllm:prefix_cache_queries_total", reader)
+    busy = _sum(total, "kvberth:emulator_busy_seconds_total", "decode")
     return EngineFigures(
         corruptions=round(_sum(total, "kvberth:emulator_corruptions_total")) if emulated else None,
         preemptions=round(_sum(total, "vllm:num_preemptions_total")),
@@ -127,6 +131,7 @@ def engine_figures(repetitions: Sequence[MeasuredCell]) -> EngineFigures:
         prefill_ms=_ms(_mean(total, _PREFILL, reader)),
         cached_share=_sum(total, "vllm:prefix_cache_hits_total", reader) / asked if asked else None,
         first_step_ms=_ms(_mean(total, _PREFILL, "decode")) if divided else None,
+        emulator_late_share=_sum(total, "kvberth:emulator_late_seconds_total", "decode") / busy if busy else None,
         is_divided=divided,
     )
 

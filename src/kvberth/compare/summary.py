@@ -93,6 +93,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
         reserved_block_seconds: per request.
         requests_per_second: that succeeded, over the time it took; the median over repetitions.
         cost_per_request, cost_per_million_tokens: in the currency of the price; tokens of prompt and answer.
+        emulator_late_share: see `EngineFigures`.
     """
 
     mode: str
@@ -133,6 +134,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_request: float | None
     cost_per_million_tokens: float | None
     idle_share: float | None
+    emulator_late_share: float | None
     warnings: list[str]
 
     @property
@@ -278,6 +280,7 @@ def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> 
         "descriptors_per_transfer": engines.descriptors_per_transfer,
         "bytes_per_transfer": engines.bytes_per_transfer,
         "post_ms": engines.post_ms,
+        "emulator_late_share": engines.emulator_late_share,
         "transfer_ms": engines.transfer_ms,
         "reserved_block_seconds": (
             engines.reserved_block_seconds / len(records) if engines.reserved_block_seconds is not None else None

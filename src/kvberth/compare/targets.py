@@ -132,10 +132,16 @@ class _Telling:
                     target=limit,
                     met=is_met,
                     note=_join(filter(None, [note, *_busy(own, other)])),
-                    reason="" if is_met else _where_it_went(metric, own, other),
+                    reason="" if is_met else _where_it_went(metric, own, other or _load_alone(self._cells, own)),
                 )
             )
         return found or [_not_measured(id_, f"{title} / {say(baselines[0])}", limit, note=why_not)]
+
+
+def _load_alone(cells: _Figures, of: CellSummary) -> CellSummary | None:
+    """The same decode load without transfers."""
+    alone = (each for each in cells.values() if each.mode == Mode.DECODE_ONLY)
+    return next((each for each in alone if (each.rate, each.prompt_tokens) == (of.rate, of.prompt_tokens)), None)
 
 
 def _to_first_token(cells: _Figures) -> Target:
@@ -167,7 +173,7 @@ def _stalls(cells: _Figures) -> Target:
         f"a step is {stall.step_ms:.1f} ms; as a client sees the gaps beside {stall.transfers} transfers, so a busy "
         f"machine shows in them ({stall.p99_ms:.1f} ms)"
     )
-    load = cells.get((Mode.DECODE_ONLY, _HEAVY.cell, Mode.DECODE_ONLY))
+    load = _load_alone(cells, push)
     if load is not None and load.stall is not None:
         steps = (stall.p99_ms - load.stall.p99_ms) / stall.step_ms
         note += f", less those of the load without transfers beside a request that comes ({load.stall.p99_ms:.1f} ms)"
@@ -180,7 +186,7 @@ def _stalls(cells: _Figures) -> Target:
         unit="steps",
         met=is_met,
         note=_join([note, *_busy(push)]),
-        reason="" if is_met else f"half of these gaps are {stall.p50_ms:.1f} ms or less",
+        reason="" if is_met else _where_it_went("tpot_ms", push, load),
     )
 
 
@@ -192,11 +198,16 @@ def _where_it_went(metric: str, own: CellSummary, other: CellSummary | None = No
     else:
         said = [
             f"{say(each.mode)}: {each.tpot_ms.p50:.2f} ms; beside a transfer gaps are {each.stall.p50_ms:.1f} ms "
-            f"(p50) and {each.stall.p99_ms:.1f} (p99)"
+            f"(p50) and {each.stall.p99_ms:.1f} (p99){_late(each)}"
             for each in both
             if each.tpot_ms is not None and each.stall is not None
         ]
     return _join(filter(None, said)) or "the figures do not tell"
+
+
+def _late(cell: CellSummary) -> str:
+    share = cell.emulator_late_share
+    return "" if share is None else f", and emulated steps were late by {share:.1%} for want of a processor"
 
 
 def _first_token(cell: CellSummary) -> str:
