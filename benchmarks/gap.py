@@ -37,6 +37,7 @@ LAYERS = (16, 32)
 HITS = (0.5, 0.875)
 BURSTS = (2, 4)
 TWICE = 2.0
+TIMES = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 PULL_PUSH = (Mode.PUSH, Mode.VLLM_PULL, Mode.VLLM_PUSH)
 INLINE = (Mode.PUSH, Mode.VLLM_PULL_INLINE, Mode.VLLM_PUSH_INLINE)
@@ -239,6 +240,9 @@ def draw_factors(axes: Axes, points: Sequence[Point]) -> None:
     axes.axvline(1.0, color="lightgray")
     axes.set_yticks(range(len(points)), [f"{point.part} {point.mark}" for point in points])
     axes.set_ylim(len(points) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.set_xticks(TIMES, [f"{each:g}" for each in TIMES])
+    axes.minorticks_off()
     axes.set(xlabel="times push's time to first token (p50, 95% interval)")
     axes.set_title(f"one factor at a time, {BASE_RATE:g} requests/s")
     axes.legend()
