@@ -5,7 +5,6 @@ The schema of `summary.json` is `Summary`, described for readers in docs/compare
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -270,8 +269,8 @@ def _place(cell: Cell) -> dict[str, Any]:
 
 def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """What needs both the engines' figures and the client's."""
-    ttfts = [record.ttft_ms for record in records if record.has_succeeded and record.ttft_ms is not None]
-    breakdown = engines.breakdown(float(np.mean(ttfts))) if ttfts else None
+    ttft = _mean_ttft(records)
+    breakdown = engines.breakdown(ttft) if ttft is not None else None
     beyond = breakdown.transfer + breakdown.first_step + breakdown.rest if breakdown is not None else None
     return {
         "cached_share": engines.cached_share,
@@ -288,15 +287,22 @@ def _engine_fields(engines: EngineFigures, records: Sequence[RequestRecord]) -> 
     }
 
 
+def _mean_ttft(records: Iterable[RequestRecord]) -> float | None:
+    """Of those that succeeded, in ms; None if none did."""
+    ttfts = [record.ttft_ms for record in records if record.has_succeeded and record.ttft_ms is not None]
+    return float(np.mean(ttfts)) if ttfts else None
+
+
 def _stall(repetitions: Sequence[MeasuredCell], engines: EngineFigures) -> Stall | None:
     # Not the median gap: on a busy machine most chunks may come together with another, with no gap between them.
     step = _median(record.tpot_ms for each in repetitions for record in _succeeded(each))
     if not step:
         return None
     mode = repetitions[0].mode
-    busy = engines.busy_ms(is_streamed=mode == Mode.PUSH)
     if mode == Mode.DECODE_ONLY:
-        busy = fmean(record.ttft_ms or 0.0 for each in repetitions for record in _succeeded(each))
+        busy = _mean_ttft(record for each in repetitions for record in each.records) or 0.0
+    else:
+        busy = engines.busy_ms(is_streamed=mode == Mode.PUSH)
     worst = []
     for each in repetitions:
         found = windows(each.records, step_ms=step, transfer_ms=busy)

@@ -117,7 +117,9 @@ class _Telling:
             ratio = self._ratios.get((place.group, place.cell, mode, baseline, metric, percentile))
             own = self._cells.get((place.group, place.cell, mode))
             other = self._cells.get((place.group, place.cell, baseline))
-            if own is None or (other is None and baseline != Mode.DECODE_ONLY):
+            if own is not None and baseline == Mode.DECODE_ONLY:
+                other = _load_alone(self._cells, own)  # in a group of its own
+            if own is None or other is None:
                 continue
             if ratio is None:
                 why_not = f"too few requests for a p{percentile}" if percentile > 50 else why_not
@@ -132,7 +134,7 @@ class _Telling:
                     target=limit,
                     met=is_met,
                     note=_join(filter(None, [note, *_busy(own, other)])),
-                    reason="" if is_met else _where_it_went(metric, own, other or _load_alone(self._cells, own)),
+                    reason="" if is_met else _where_it_went(metric, own, other),
                 )
             )
         return found or [_not_measured(id_, f"{title} / {say(baselines[0])}", limit, note=why_not)]
@@ -197,8 +199,8 @@ def _where_it_went(metric: str, own: CellSummary, other: CellSummary | None = No
         said = [_first_token(each) for each in both]
     else:
         said = [
-            f"{say(each.mode)}: {each.tpot_ms.p50:.2f} ms; beside a transfer gaps are {each.stall.p50_ms:.1f} ms "
-            f"(p50) and {each.stall.p99_ms:.1f} (p99){_late(each)}"
+            f"{say(each.mode)}: {each.tpot_ms.p50:.2f} ms; beside others' requests gaps are {each.stall.p50_ms:.1f} "
+            f"ms (p50) and {each.stall.p99_ms:.1f} (p99){_late(each)}"
             for each in both
             if each.tpot_ms is not None and each.stall is not None
         ]
