@@ -54,10 +54,18 @@ def test_the_memory_is_bounded_and_forgets_the_longest_unused():
     assert [memory.match([each]) for each in (1, 2, 3)] == [1, 0, 1]
 
 
+def test_of_one_prompt_the_longest_beginnings_are_forgotten_first():
+    """What is left of it is still a beginning."""
+    memory = PrefixMemory(capacity=2)
+    memory.remember([1, 2, 3])
+    assert memory.match([1, 2, 3]) == 2
+
+
 def test_what_was_seen_too_long_ago_does_not_count():
     """The engine has been sent 1,000 tokens since: a cache of 900 has forgotten, one of 1,000 has not."""
     memory = PrefixMemory()
     memory.remember([1], 100)
     memory.remember([2], 900)
     assert (memory.match([1], 900), memory.match([1], 1000)) == (0, 1)
-    assert memory.match([1, 2], 900) == 2
+    memory.remember([1, 3])
+    assert memory.match([1, 3], 900) == 2

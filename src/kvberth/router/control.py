@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Self, cast
+from typing import Self
 
 import zmq
 
@@ -19,7 +19,6 @@ __all__ = ["Control"]
 logger = logging.getLogger(__name__)
 
 _QUEUED_FRAMES = 1000
-_POLLIN = int(zmq.POLLIN)  # with the flag itself, the operation takes as long as to look for a message
 
 
 class Control:
@@ -168,13 +167,13 @@ class _Line:
 
     def _read(self) -> None:
         self._reading = None
-        while not self._socket.closed and _has_message(self._socket):
-            self._on_frame(self._socket.recv(zmq.NOBLOCK))
+        while not self._socket.closed:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_frame(frame)
 
     def _look(self) -> None:
-        if not self._monitor.closed and _has_message(self._monitor):
+        if not self._monitor.closed and self._monitor.poll(0):
             self._on_refused()
-
-
-def _has_message(socket: "zmq.Socket[bytes]") -> bool:
-    return bool(cast("int", socket.get(zmq.EVENTS)) & _POLLIN)

@@ -65,7 +65,7 @@ class PrefixMemory:
 
     def remember(self, digests: Sequence[int], prompt_tokens: int = 0) -> None:
         """The engine is sent a prompt of so many tokens, with these beginnings."""
-        for digest in digests:
+        for digest in reversed(digests):  # a beginning is not forgotten before what it is the beginning of
             if digest in self._seen:
                 self._seen.move_to_end(digest)
             self._seen[digest] = self._sent_tokens
@@ -79,8 +79,8 @@ class PrefixMemory:
         Those that were seen before the last `within_tokens` tokens do not count.
         """
         oldest = self._sent_tokens - within_tokens
-        for count in range(len(digests), 0, -1):
-            seen = self._seen.get(digests[count - 1])
-            if seen is not None and seen >= oldest:
+        for count, digest in enumerate(digests):
+            seen = self._seen.get(digest)
+            if seen is None or seen < oldest:
                 return count
-        return 0
+        return len(digests)
