@@ -138,6 +138,7 @@ def main() -> None:
     """Measure, write the raw records, and print a summary."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     arguments = parser.parse_args()
@@ -151,7 +152,7 @@ def main() -> None:
         decode.transfer()
     records = []
     for repeat in range(arguments.repeats):
-        for kind in KINDS:
+        for kind in arguments.kinds:
             order = [("target", target), ("elsewhere", other)]
             for where, attacked in order[:: 1 if repeat % 2 else -1]:
                 record = window(decode, target, kind, attacked.port, keys_dir, arguments.seconds)
@@ -160,7 +161,7 @@ def main() -> None:
     target.close()
     other.close()
     arguments.out.write_text(json.dumps({"machine": machine(), "versions": versions(), "windows": records}))
-    for kind in KINDS:
+    for kind in arguments.kinds:
         of_kind = [record for record in records if record["kind"] == kind]
         here, there = (
             sorted(record["median_ms"] for record in of_kind if record["where"] == where)

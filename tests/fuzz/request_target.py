@@ -14,9 +14,10 @@ from tests.fuzz.mutation import changed_text
 from kvberth.router.deadline import allowed_seconds
 from kvberth.router.engines_file import parse_engines
 from kvberth.router.errors import RouterError
+from kvberth.router.fields import Endpoint
 from kvberth.router.forms import error_response
 from kvberth.router.hosts import HostNames
-from kvberth.router.request import Endpoint, parse_request, take_transfer_params, without_transfer_params
+from kvberth.router.request import parse_request, take_transfer_params, without_transfer_params
 
 __all__ = ["changed", "run", "seeds"]
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvberth.router.continuation import Continuation
-from kvberth.router.request import Endpoint, parse_request
+from kvberth.router.fields import Endpoint
+from kvberth.router.request import parse_request
 
 from .events import PROMPT_IDS, data, event, whole, without_ids
 from .fakes import CHAT, COMPLETIONS, D_ANSWER, answers, dies, hangs, hangs_on_transfer, streams, trickles

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvberth.router.fields import Endpoint
 from kvberth.router.headers import MODE, REQUEST_ID, TIMEOUT
 from kvberth.router.relay import Relayed
-from kvberth.router.request import Endpoint
 
 from .fakes import D_ANSWER, Client, FakeEngine, Site, answers, streams, until
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kvberth.router.errors import RouterError
+from kvberth.router.fields import Endpoint
 from kvberth.router.request import (
-    Endpoint,
     estimated_prompt_tokens,
     parse_request,
     take_transfer_params,

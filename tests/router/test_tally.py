@@ -3,7 +3,8 @@
 import pytest
 
 from kvberth.router.continuation import Continuation
-from kvberth.router.request import Endpoint, parse_request
+from kvberth.router.fields import Endpoint
+from kvberth.router.request import parse_request
 from kvberth.router.tally import GAP_BOUNDS, Tally, Times
 
 from .timelines import BEGAN, timeline

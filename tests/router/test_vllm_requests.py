@@ -5,7 +5,8 @@ import json
 import pytest
 
 from kvberth.router.config import Mode
-from kvberth.router.request import Endpoint, parse_request
+from kvberth.router.fields import Endpoint
+from kvberth.router.request import parse_request
 from kvberth.router.transfer import prefill_params
 
 pytest.importorskip("vllm", reason="the request classes are vLLM's")

@@ -27,6 +27,7 @@ from kvberth.router.engines import Role, Source
 from kvberth.router.engines_file import NamedEngine, read_engines_file
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Service
+from kvberth.router.fields import Endpoint
 from kvberth.router.fleet import Fleet
 from kvberth.router.forms import error_response
 from kvberth.router.headers import REQUEST_ID, id_headers
@@ -38,7 +39,6 @@ from kvberth.router.openapi import description
 from kvberth.router.page import page_routes
 from kvberth.router.proxy import Proxy
 from kvberth.router.relay import MODEL, Relay, Relayed
-from kvberth.router.request import Endpoint
 from kvberth.router.roster import Roster, log_breaker, rereading
 from kvberth.router.status import status_routes
 from kvberth.router.tracing import tracing_to

@@ -9,10 +9,10 @@ from typing import Any
 from kvberth import __version__
 from kvberth.router.binding import Binding
 from kvberth.router.config import Mode
+from kvberth.router.fields import Endpoint
 from kvberth.router.headers import BINDING, MODE, TIMEOUT
 from kvberth.router.page import PAGE_PARTS
 from kvberth.router.relay import Relayed
-from kvberth.router.request import Endpoint
 
 __all__ = ["description"]
 

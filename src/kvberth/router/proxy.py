@@ -19,8 +19,9 @@ from kvberth.router.deadline import Spent
 from kvberth.router.engines import Engine
 from kvberth.router.errors import RouterError
 from kvberth.router.exchange import Exchange, Service
+from kvberth.router.fields import Endpoint
 from kvberth.router.headers import BINDING, MODE, PATH, REASON, id_headers, request_headers
-from kvberth.router.request import ClientRequest, Endpoint, parse_request
+from kvberth.router.request import ClientRequest, parse_request
 from kvberth.router.tally import Tally
 from kvberth.router.timeline import What
 

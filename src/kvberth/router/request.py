@@ -3,23 +3,23 @@
 The body is read one level deep and once. D gets the client's own bytes with one field put in front; P gets the fields
 that can shape the prompt, each as the client wrote it.
 
-The lists below follow vLLM's `CompletionRequest`, `ChatCompletionRequest`, `ResponsesRequest` and
+The lists below and in `obstacles.py` follow vLLM's `CompletionRequest`, `ChatCompletionRequest`, `ResponsesRequest` and
 `AnthropicMessagesRequest` (0.32 and 0.33), all of which take `kv_transfer_params`. A field that they do not name stays
 in P's body: a field that is sent needlessly costs nothing, one that is left out needlessly can give P another prompt
 than D, and with it a KV cache that belongs to other tokens.
 """
 
 import re
-from enum import StrEnum
 
 import msgspec
 
 from kvberth.router.errors import RouterError
+from kvberth.router.fields import Endpoint, Fields, count, is_set, read_fields, written
+from kvberth.router.obstacles import is_continuable, num_consumers_and_obstacle
 from kvberth.router.prefix import prefix_digests
 
 __all__ = [
     "ClientRequest",
-    "Endpoint",
     "estimated_prompt_tokens",
     "parse_request",
     "take_transfer_params",
@@ -27,15 +27,6 @@ __all__ = [
 ]
 
 _TRANSFER_FIELD = "kv_transfer_params"
-
-
-class Endpoint(StrEnum):
-    """The paths that generate text."""
-
-    COMPLETIONS = "/v1/completions"
-    CHAT = "/v1/chat/completions"
-    RESPONSES = "/v1/responses"
-    MESSAGES = "/v1/messages"
 
 
 # Not for P, whose single token is thrown away. Kept on purpose, because a renderer may write it into the prompt:
@@ -78,9 +69,6 @@ _FOR_PREFILL: dict[Endpoint, dict[str, object]] = {
     Endpoint.RESPONSES: {"max_output_tokens": 1, "store": False},
     Endpoint.MESSAGES: {"max_tokens": 1},
 }
-# Tools that the client runs. All others vLLM runs itself, between several requests to its engine.
-_CLIENTS_TOOLS = frozenset({"function", "custom", "namespace"})
-_ABSENT_VALUES = (b"null", b"false")
 # What the prompt is made of, in the order in which renderers write it.
 _PROMPT_FIELDS = {
     Endpoint.COMPLETIONS: ("prompt",),
@@ -95,28 +83,9 @@ _IMAGE_BEGINS = re.compile(rb'"data(?::|"\s*:\s*")')
 _TOKENS_PER_IMAGE = 1000
 # What renderers write before the conversation, and what else keeps one KV cache apart from another.
 _PREFIX_SEED = ("model", "cache_salt", "tools")
-# What a continued stream cannot have: text of one stream that hides tokens of the other, state that begins with the
-# first token, and positions that count from it.
-_NOT_CONTINUABLE = frozenset(
-    (
-        *("stop", "echo", "tools", "functions", "prompt_embeds", "structured_outputs"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        *(
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "thinking_token_budget",
-            "repetition_detection",
-        ),
-    )
-)
-_SIGNS_OF_MEDIA = (b'_url"', b'"input_audio"', b'"image', b'"audio', b'"video')
-_NO_VALUES = (b"null", b"false", b"[]", b"0", b"0.0", b'""')
-_PLAIN_FORMATS = (b"null", b'{"type":"text"}', b'{"type": "text"}')
 _DEFAULT_COMPLETION_TOKENS = b"16"
 _COUNTS_OF_TOKENS = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
 _LONGEST_MODEL = 256
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ClientRequest:
@@ -151,28 +120,19 @@ class ClientRequest:
         self,
         endpoint: Endpoint,
         body: bytes,
-        fields: dict[str, msgspec.Raw],
+        fields: Fields,
         prompt_token_ids: bytes | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self.is_streamed = _is_set(fields, "stream")
+        self.is_streamed = is_set(fields, "stream")
         self.model = _model(fields.get("model"))
         prompt = _prompt(endpoint, fields)
         self.estimated_prompt_tokens = _estimated_tokens(endpoint, prompt, len(fields.get("tools", b"")))
         self.prompt_bytes = len(prompt)
         self.prefixes = prefix_digests((bytes(fields.get(name, b"")) for name in _PREFIX_SEED), prompt)
-        self.num_consumers = 1
-        self.obstacle: str | None
-        match endpoint:
-            case Endpoint.COMPLETIONS | Endpoint.CHAT:
-                self.num_consumers, self.obstacle = _consumers(fields)
-                self.obstacle = self.obstacle or _obstacle(endpoint, fields)
-            case Endpoint.RESPONSES:
-                self.obstacle = _responses_obstacle(fields)
-            case Endpoint.MESSAGES:
-                self.obstacle = None
-        self.is_continuable = self.is_streamed and self.obstacle is None and _is_continuable(endpoint, fields, prompt)
-        self.shows_token_ids = _is_set(fields, "return_token_ids")
+        self.num_consumers, self.obstacle = num_consumers_and_obstacle(endpoint, fields)
+        self.is_continuable = self.is_streamed and self.obstacle is None and is_continuable(endpoint, fields, prompt)
+        self.shows_token_ids = is_set(fields, "return_token_ids")
         self._body = body
         self._fields = fields
         self._prompt_token_ids = prompt_token_ids
@@ -212,8 +172,8 @@ class ClientRequest:
             fields["prompt"], prompt_of_chat = msgspec.Raw(ids), None
             fields.setdefault("max_tokens", msgspec.Raw(_DEFAULT_COMPLETION_TOKENS))
         for name, least in _COUNTS_OF_TOKENS.items():
-            if (count := _count(fields.get(name))) is not None:
-                fields[name] = msgspec.Raw(b"%d" % max(least, count - made))
+            if (asked := count(fields, name)) is not None:
+                fields[name] = msgspec.Raw(b"%d" % max(least, asked - made))
         return ClientRequest(self.endpoint, msgspec.json.encode(fields), fields, prompt_of_chat)
 
     def _with_prompt(self, transfer_params: bytes) -> bytes:
@@ -226,7 +186,7 @@ class ClientRequest:
 def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
     """Read a client's body; raises `RouterError` (400) that says what is wrong and where."""
     try:
-        fields = _fields_decoder.decode(body)
+        fields = read_fields(body)
     except msgspec.ValidationError as error:
         raise RouterError(400, "The request body must be a JSON object.", code="not_an_object") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -241,7 +201,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
     return ClientRequest(endpoint, body, fields)
 
 
-def estimated_prompt_tokens(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> int:
+def estimated_prompt_tokens(endpoint: Endpoint, fields: Fields) -> int:
     """How long the prompt is: exact where it is given in token ids, a guess from its bytes where it is text."""
     return _estimated_tokens(endpoint, _prompt(endpoint, fields), len(fields.get("tools", b"")))
 
@@ -260,7 +220,7 @@ def _estimated_tokens(endpoint: Endpoint, prompt: bytes, tools_bytes: int) -> in
 def take_transfer_params(prefill_answer: bytes) -> bytes | None:
     """The transfer's parameters in the JSON that P answered, unchanged; None if there are none."""
     try:
-        value = _fields_decoder.decode(prefill_answer).get(_TRANSFER_FIELD)
+        value = read_fields(prefill_answer).get(_TRANSFER_FIELD)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return None if value is None or bytes(value) == b"null" else bytes(value)
@@ -271,31 +231,24 @@ def without_transfer_params(answer: bytes) -> bytes:
     if b'"kv_transfer_params"' not in answer:
         return answer
     try:
-        fields = _fields_decoder.decode(answer)
+        fields = read_fields(answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return answer
     fields.pop(_TRANSFER_FIELD, None)
     return msgspec.json.encode(fields)
 
 
-def _refuse_state(fields: dict[str, msgspec.Raw]) -> None:
+def _refuse_state(fields: Fields) -> None:
     """A response that is stored is stored in one engine, and the next request may meet another one."""
-    if bytes(fields.get("previous_response_id", b"null")) != b"null":
+    if written(fields, "previous_response_id") != b"null":
         text = "Responses are not stored behind this router: send the conversation as `input`."
         raise RouterError(400, text, code="stateless", param="previous_response_id")
-    if _is_set(fields, "background"):
+    if is_set(fields, "background"):
         text = "Responses are not stored behind this router, so none can be made in the background."
         raise RouterError(400, text, code="stateless", param="background")
 
 
-def _is_set(fields: dict[str, msgspec.Raw], name: str) -> bool:
-    # vLLM reads "true", 1 and "yes" as true as well. What is neither absent nor false counts as set: the price of
-    # being wrong is a request that is served undivided.
-    value = fields.get(name)
-    return value is not None and bytes(value) not in _ABSENT_VALUES
-
-
-def _prompt(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> bytes:
+def _prompt(endpoint: Endpoint, fields: Fields) -> bytes:
     return b"".join(bytes(fields.get(name, b"")) for name in _PROMPT_FIELDS[endpoint])
 
 
@@ -320,80 +273,6 @@ def _number_of_ids(prompt: bytes) -> int:
     return sum(1 + each.lstrip(b", \t\r\n[").count(b",") for each in lists if each.strip(b", \t\r\n["))
 
 
-def _consumers(fields: dict[str, msgspec.Raw]) -> tuple[int, str | None]:
-    value = bytes(fields.get("n", b"null"))
-    if value == b"null":
-        return 1, None
-    if value.isdigit() and len(value) < 10 and int(value) > 0:
-        return int(value), None
-    return 1, "n_not_a_count"
-
-
-def _obstacle(endpoint: Endpoint, fields: dict[str, msgspec.Raw]) -> str | None:
-    if bytes(fields.get("prompt_logprobs", b"null")) != b"null":
-        return "prompt_logprobs"
-    if not _is_count_or_none(fields.get("truncate_prompt_tokens")):
-        # -1 cuts the prompt to what `max_tokens` leaves of the context, and P's `max_tokens` is another one.
-        return "truncation"
-    if _is_set(fields, "use_beam_search"):
-        return "beam_search"
-    # In chat vLLM takes the number of prompt logprobs from `top_logprobs`, which is 0 and not none by default.
-    if _is_set(fields, "echo") and (endpoint is Endpoint.CHAT or bytes(fields.get("logprobs", b"null")) != b"null"):
-        return "echo_logprobs"
-    if endpoint is Endpoint.COMPLETIONS:
-        prompts = _number_of_prompts(fields.get("prompt")) + _number_of_prompts(fields.get("prompt_embeds"))
-        if prompts > 1:
-            return "several_prompts"
-    return None
-
-
-def _is_continuable(endpoint: Endpoint, fields: dict[str, msgspec.Raw], prompt: bytes) -> bool:
-    if endpoint not in (Endpoint.COMPLETIONS, Endpoint.CHAT) or _count(fields.get("n")) not in (None, 1):
-        return False
-    if any(bytes(fields[name]) not in _NO_VALUES for name in _NOT_CONTINUABLE & fields.keys()):
-        return False
-    if endpoint is Endpoint.COMPLETIONS and bytes(fields.get("logprobs", b"null")) != b"null":
-        return False  # their offsets count from the first character
-    if endpoint is Endpoint.CHAT and any(sign in prompt for sign in _SIGNS_OF_MEDIA):
-        return False  # the ids of a prompt do not hold its images
-    return bytes(fields.get("response_format", b"null")) in _PLAIN_FORMATS
-
-
-def _count(value: msgspec.Raw | None) -> int | None:
-    text = b"null" if value is None else bytes(value)
-    return int(text) if text.isdigit() and len(text) < 10 else None
-
-
-def _responses_obstacle(fields: dict[str, msgspec.Raw]) -> str | None:
-    if bytes(fields.get("truncation", b"null")) not in (b"null", b'"disabled"'):
-        return "truncation"
-    try:
-        tools = msgspec.json.decode(fields.get("tools", b"null"), type=list[_Tool] | None)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return "builtin_tools"
-    return None if all(tool.type in _CLIENTS_TOOLS for tool in tools or ()) else "builtin_tools"
-
-
-class _Tool(msgspec.Struct):
-    type: str
-
-
-def _is_count_or_none(value: msgspec.Raw | None) -> bool:
-    text = b"null" if value is None else bytes(value)
-    return text == b"null" or text.isdigit()
-
-
-def _number_of_prompts(value: msgspec.Raw | None) -> int:
-    text = b"null" if value is None else bytes(value)
-    if text == b"null":
-        return 0
-    if not text.startswith(b"["):
-        return 1
-    if text[1:].lstrip()[:1] not in (b'"', b"["):
-        return 1  # token ids: one prompt, however long
-    return len(msgspec.json.decode(text, type=list[msgspec.Raw]))
-
-
 def _model(value: msgspec.Raw | None) -> str:
     """For people; whether it is a name at all is the engine's to judge."""
     try:
@@ -404,6 +283,6 @@ def _model(value: msgspec.Raw | None) -> str:
 
 def _names_of(value: msgspec.Raw | None) -> frozenset[str]:
     try:
-        return frozenset(_fields_decoder.decode(b"{}" if value is None else value))
+        return frozenset(read_fields(b"{}" if value is None else value))
     except msgspec.MsgspecError:
         return frozenset()
