@@ -39,14 +39,14 @@ def server():
 
 @pytest.fixture
 def asked_for(monkeypatch):
-    """What `run` was called with; nothing is sent."""
+    """What `run_blocking` was called with; nothing is sent."""
     calls = []
 
-    async def run(plan, target, **_):
+    def run_blocking(plan, target, **_):
         calls.append((plan, target))
         return kvberth.bench.RunResult("m", (), summarise([]))
 
-    monkeypatch.setattr(kvberth.bench, "run", run)
+    monkeypatch.setattr(kvberth.bench, "run_blocking", run_blocking)
     return calls
 
 
@@ -156,10 +156,10 @@ def test_a_generator_that_fell_behind_has_its_own_status(kvberth_command, monkey
     late = {"planned_s": 0.0, "sent_s": 0.09, "late_ms": 90.0, "prompt_tokens": 1}
     summary = summarise([RequestRecord(index=0, request_id="a", **late)])
 
-    async def run(*_, **__):
+    def run_blocking(*_, **__):
         return kvberth.bench.RunResult("m", (), summary)
 
-    monkeypatch.setattr(kvberth.bench, "run", run)
+    monkeypatch.setattr(kvberth.bench, "run_blocking", run_blocking)
     result = kvberth_command("bench", "--url", "http://h")
     assert result.exit_code == 3
     assert "warning: the generator has fallen behind: half the requests went out more than 90 ms late" in result.stderr
@@ -233,10 +233,10 @@ def test_warnings_are_on_stderr(kvberth_command, monkeypatch):
     """So that --json stays JSON."""
     summary = summarise([], idle_share=0.1)
 
-    async def run(*_, **__):
+    def run_blocking(*_, **__):
         return kvberth.bench.RunResult("m", (), summary)
 
-    monkeypatch.setattr(kvberth.bench, "run", run)
+    monkeypatch.setattr(kvberth.bench, "run_blocking", run_blocking)
     result = kvberth_command("bench", "--url", "http://h", "--json")
     json.loads(result.stdout)
     assert result.stderr == ("warning: the machine had only 10% idle: the figures show this machine, not the servers\n")

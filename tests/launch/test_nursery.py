@@ -26,8 +26,8 @@ def run(arguments):
     if arguments == ["fail"]:
         print("no such model", file=sys.stderr, flush=True)
         os._exit(3)
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     print("an engine with", *arguments, "is", os.environ["NAME"], flush=True)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     time.sleep(600)
 
 nursery_process._import_engine = imports

@@ -131,6 +131,22 @@ def test_a_write_in_full_flow_is_not_cut(pairs):
     assert one.accepted.recv(100) == b"still here"
 
 
+def test_a_message_that_is_not_acknowledged_yet_is_not_stuck(pairs):
+    """The other side's kernel takes 40 ms for that where it hopes to have something to say besides."""
+    one, _ = pairs
+    for _ in range(10):  # until it hopes so
+        one.accepted.sendall(b"question")
+        one.made.sendall(one.made.recv(100))
+        one.accepted.recv(100)
+    for _ in range(5):
+        one.made.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        one.accepted.sendall(b"news")
+        assert abort_connections(one.listener, metadata(HOST, 1)) == 0
+        one.made.recv(100)
+    one.made.sendall(b"still here")
+    assert one.accepted.recv(100) == b"still here"
+
+
 def test_close_can_throw_away_what_was_not_sent(pairs):
     """As the kernel does for a process that ends; else it would go on sending."""
     one, other = pairs

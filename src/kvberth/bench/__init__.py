@@ -5,10 +5,11 @@ Traffic, sending, records and statistics know nothing of each other beyond their
 
 from kvberth.bench.arrivals import Arrivals
 from kvberth.bench.errors import BenchError, RecordError, TargetError, TraceError
+from kvberth.bench.interrupts import Interrupts
 from kvberth.bench.machine import machine, versions
 from kvberth.bench.plan import Cancellation, Message, Plan, PlannedRequest
 from kvberth.bench.records import RecordFile, RequestRecord, read_records, write_records
-from kvberth.bench.run import Progress, RunResult, run
+from kvberth.bench.run import Progress, RunResult, run, run_blocking
 from kvberth.bench.statistics import Percentiles, Summary, summarise
 from kvberth.bench.target import Target
 from kvberth.bench.trace_traffic import TraceTraffic
@@ -19,6 +20,7 @@ __all__ = [
     "Arrivals",
     "BenchError",
     "Cancellation",
+    "Interrupts",
     "Message",
     "Percentiles",
     "Plan",
@@ -40,6 +42,7 @@ __all__ = [
     "read_records",
     "read_trace",
     "run",
+    "run_blocking",
     "summarise",
     "versions",
     "write_records",

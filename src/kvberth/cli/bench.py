@@ -1,6 +1,5 @@
 """`kvberth bench`: load on one server, and the figures of it."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -190,15 +189,12 @@ def _record_file(folder: Path) -> "RecordFile":
 
 
 def _measure(plan: "Plan", target: "Target", records: "RecordFile | None") -> "RunResult":
-    """On uvloop, which leaves more of the processor to the servers."""
-    import uvloop  # noqa: PLC0415
-
-    from kvberth.bench import BenchError, run  # noqa: PLC0415
+    from kvberth.bench import BenchError, run_blocking  # noqa: PLC0415
 
     keep = records.write if records else lambda _: None
     try:
-        with _progress_bar(Console(stderr=True)) as show, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(run(plan, target, on_progress=show, on_record=keep))
+        with _progress_bar(Console(stderr=True)) as show:
+            return run_blocking(plan, target, on_progress=show, on_record=keep)
     except BenchError as error:
         raise RunFailed(str(error)) from error
     except KeyboardInterrupt as error:

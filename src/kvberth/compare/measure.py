@@ -1,12 +1,9 @@
 """One cluster's turn: started, warmed up, its cells measured one after another, stopped."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-
-import uvloop
 
 from kvberth import bench
 from kvberth.compare.counters import difference, read_counters
@@ -158,6 +155,4 @@ class _Traffic:
 
 
 def _send(plan: bench.Plan, url: str, on_record: Callable[[bench.RequestRecord], None]) -> bench.RunResult:
-    """On uvloop, which leaves more of the processor to the engines."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(bench.run(plan, bench.Target(url=url), on_record=on_record))
+    return bench.run_blocking(plan, bench.Target(url=url), on_record=on_record)

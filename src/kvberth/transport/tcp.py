@@ -30,8 +30,11 @@ _SIOCOUTQ = 0x5411
 _ABORTIVE = struct.pack("ii", 1, 0)
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 _LOOPBACK = {"127.0.0.1", "::1"}
-_LOOK_SECONDS = 0.02
-"""Between two looks at one connection: many round trips of a local network."""
+_STEP_SECONDS = 0.005
+_LATE_SECONDS = 0.05
+"""Linux acknowledges what nobody answers after 40 ms."""
+_LOOK_SECONDS = 0.25
+"""At most, at one connection."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -131,20 +134,34 @@ def _device(family: int, host: str) -> bytes:
 
 
 def _is_stuck(end: socket.socket) -> bool:
-    """Whether something waits to be sent, and nothing arrives meanwhile, as much of a WRITE in full flow does."""
-    if _unsent_bytes(end) == 0:
-        return False
-    before = _acknowledged_bytes(end)
-    time.sleep(_LOOK_SECONDS)
-    return _acknowledged_bytes(end) == before
+    """Whether something waits for the other side, and nothing of it arrives, as much of a WRITE in full flow does.
+
+    What has just been sent may be acknowledged late, whether anybody reads it or not. So it is looked at until all of
+    it is, or some of it later than that; or until the kernel's own timer, of 200 ms at least, has run out over it.
+    """
+    began = time.monotonic()
+    acknowledged, has_run_out = _progress(end)
+    while _unacknowledged_bytes(end) > 0:
+        passed = time.monotonic() - began
+        if has_run_out or passed > _LOOK_SECONDS:
+            return True
+        time.sleep(_STEP_SECONDS)
+        before = acknowledged
+        acknowledged, has_run_out = _progress(end)
+        if acknowledged != before and passed > _LATE_SECONDS:
+            return False
+    return False
 
 
-def _acknowledged_bytes(end: socket.socket) -> int:
-    """Field `tcpi_bytes_acked` of Linux's `struct tcp_info`."""
-    (count,) = struct.unpack_from("Q", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), 120)
-    return int(count)
+def _progress(end: socket.socket) -> tuple[int, bool]:
+    """Of Linux's `struct tcp_info` the bytes acknowledged (`tcpi_bytes_acked`), and whether there is a `tcpi_backoff`:
+    the timer for the oldest byte has run out and was set anew, for longer.
+    """
+    info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+    (acknowledged,) = struct.unpack_from("Q", info, 120)
+    return int(acknowledged), info[4] > 0
 
 
-def _unsent_bytes(end: socket.socket) -> int:
+def _unacknowledged_bytes(end: socket.socket) -> int:
     answer = fcntl.ioctl(end.fileno(), _SIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
