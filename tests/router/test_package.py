@@ -22,9 +22,9 @@ PURE = (
         "engines",
     ),
     *(
-        "engines",
         "errors",
         "events",
+        "fields",
         "figures",
         "fleet",
         "forms",
@@ -33,6 +33,7 @@ PURE = (
         "journal",
         "life",
         "load",
+        "obstacles",
         "prefix",
         "request",
         "spans",

@@ -71,11 +71,11 @@ async def test_a_client_that_stops_reading_holds_neither_memory_nor_engines(site
 async def test_a_slow_client_that_reads_gets_all(site):
     """Time to read is bounded between bytes, not altogether."""
     sent = []
-    client = await site.router([], [await site.decode(floods(sent))], wait_for="degraded", client_stall_seconds=0.5)
+    client = await site.router([], [await site.decode(floods(sent))], wait_for="degraded", client_stall_seconds=1.5)
     received = 0
     async with client.post({"prompt": "x", "stream": True}) as response:
         for _ in range(8):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
             received += len(await response.content.readany())
         received += len(await response.read())
     assert received == sum(sent)

@@ -31,10 +31,10 @@ _ABORTIVE = struct.pack("ii", 1, 0)
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 _LOOPBACK = {"127.0.0.1", "::1"}
 _STEP_SECONDS = 0.005
-_LATE_SECONDS = 0.05
-"""Linux acknowledges what nobody answers after 40 ms."""
-_LOOK_SECONDS = 0.25
-"""At most, at one connection."""
+_PAUSE_SECONDS = 0.06
+"""Between two acknowledgements. Linux takes 40 ms where it hopes to send something besides."""
+_LOOK_SECONDS = 0.15
+"""At most, at one connection: before the kernel, with bytes of its own, asks for room where there is none."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -137,20 +137,20 @@ def _is_stuck(end: socket.socket) -> bool:
     """Whether something waits for the other side, and nothing of it arrives, as much of a WRITE in full flow does.
 
     What has just been sent may be acknowledged late, whether anybody reads it or not. So it is looked at until all of
-    it is, or some of it later than that; or until the kernel's own timer, of 200 ms at least, has run out over it.
+    it is, or until the kernel's own timer, of 200 ms at least, has run out over it; if neither happens, what arrives at
+    the end of that time counts.
     """
-    began = time.monotonic()
+    began = latest = now = time.monotonic()
     acknowledged, has_run_out = _progress(end)
-    while _unacknowledged_bytes(end) > 0:
-        passed = time.monotonic() - began
-        if has_run_out or passed > _LOOK_SECONDS:
+    while _unacknowledged_bytes(end) > 0 and now - began < _LOOK_SECONDS:
+        if has_run_out:
             return True
         time.sleep(_STEP_SECONDS)
-        before = acknowledged
+        now, before = time.monotonic(), acknowledged
         acknowledged, has_run_out = _progress(end)
-        if acknowledged != before and passed > _LATE_SECONDS:
-            return False
-    return False
+        if acknowledged != before:
+            latest = now
+    return _unacknowledged_bytes(end) > 0 and now - latest > _PAUSE_SECONDS
 
 
 def _progress(end: socket.socket) -> tuple[int, bool]:
