@@ -20,8 +20,11 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 @pytest.fixture(autouse=True)
 def as_a_command() -> Iterator[None]:
+    """In the foreground, also where the tests themselves run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with terminate_like_ctrl_c():
         yield
+    signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
