@@ -1,5 +1,7 @@
 """Two machines hand over one request, well and badly; each test is one promise."""
 
+import tracemalloc
+
 import pytest
 from tests.protocol.pair import CONSUMER, KEY, PRODUCER, Pair, announced, register, waiting
 
@@ -23,6 +25,7 @@ from kvberth.protocol.events import (
     PrefillAborted,
     PrefillFinished,
     RegisterReceived,
+    RequestAborted,
     RequestDeclined,
     StatusAsked,
     WritesDone,
@@ -577,3 +580,24 @@ def test_location_with_the_wrong_number_of_blocks_is_not_read():
     pair.consume(Located(KEY, 0, (1, 2), 16)).deliver()
     assert pair.started() == []
     assert ("consumer", End.FAILED, Reason.INVALID_BLOCKS) in pair.ends()
+
+
+def test_an_end_costs_the_same_however_many_there_were_of_late():
+    """A decode worker remembers minutes of them; to look at all each time took longer with each."""
+    consumer = Pair().consumer
+
+    def one_more(number: int) -> None:
+        key = TransferKey(f"t-{number}")
+        for event in (waiting(), RequestAborted(), PeerReady(PRODUCER)):
+            consumer.handle(key, event, 1.0)
+        assert consumer.state(key) is None
+
+    for number in range(5_000):
+        one_more(number)
+    tracemalloc.start()
+    try:
+        one_more(5_000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 50_000

@@ -14,7 +14,7 @@ blocks away. So a READ is reported when the producer has confirmed (CONFIRMING) 
 The module is long because a machine is one thing: handlers that were apart would have to be read side by side.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +116,7 @@ class Consumer:
         self._deadlines = Deadlines()
         self._counts: Counter[ConsumerState] = Counter()
         self._keys_of_peer = KeysByPeer()
-        self._used: dict[tuple[TransferKey, int], float] = {}
+        self._used: OrderedDict[tuple[TransferKey, int], float] = OrderedDict()  # in the order of their ends
 
     # What the driver asks.
 
@@ -407,12 +407,11 @@ class Consumer:
 
     def _remember(self, transfer: _Transfer, now: float) -> None:
         """For twice as long as a producer does: it may end later than we, by its lease at most."""
-        for name, until in list(self._used.items()):  # in the order of their ends
-            if until > now:
-                break
-            del self._used[name]
-        self._used.pop((transfer.key, transfer.attempt), None)
-        self._used[transfer.key, transfer.attempt] = now + 2 * self._timing.memory_seconds
+        while self._used and next(iter(self._used.values())) <= now:
+            self._used.popitem(last=False)
+        name = transfer.key, transfer.attempt
+        self._used[name] = now + 2 * self._timing.memory_seconds
+        self._used.move_to_end(name)
 
 
 _Handler = Callable[[Consumer, _Transfer, Any, float], None]

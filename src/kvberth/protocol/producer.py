@@ -178,6 +178,7 @@ class Producer:
         self._claims = Claims()
         self._counts: Counter[ProducerState] = Counter()
         self._denied: dict[TransferKey, dict[tuple[PeerName, int], float]] = {}
+        self._forget_denials_at = _DENIALS_KEPT
 
     # What the driver asks.
 
@@ -717,12 +718,13 @@ class Producer:
         The consumer gives its blocks away when it hears that nothing of ours is in flight, or that we know nothing of
         it; a `Register` that comes later was overtaken or sent twice.
         """
-        if len(self._denied) > _DENIALS_KEPT:
+        if len(self._denied) > self._forget_denials_at:
             alive = {
                 key: {each: until for each, until in denials.items() if until > now}
                 for key, denials in self._denied.items()
             }
             self._denied = {key: denials for key, denials in alive.items() if denials}
+            self._forget_denials_at = max(_DENIALS_KEPT, 2 * len(self._denied))
         self._denied.setdefault(transfer.key, {})[peer, attempt] = now + self._timing.memory_seconds
 
     def _answer_with_end(self, transfer: _Transfer, peer: PeerName, attempt: int) -> None:
