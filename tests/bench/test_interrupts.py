@@ -79,6 +79,20 @@ def test_behind_the_work():
     assert results == ["done"]
 
 
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_sigterm_ends_a_job_in_the_background(new_loop):
+    """There Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt), runner(new_loop) as run:
+        run(work)
+
+
 def test_signals_are_what_they_were_before():
     """Also one that is ignored in the meantime."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,6 +2,8 @@
 
 All of them demand: that the fault was felt, no wrong answer, no request without an end, no canary corrupted, nothing
 held afterwards, no threads or files left, and a `/health` that tells the truth.
+
+The module is long because it is a list, with one entry for each drill.
 """
 
 from collections.abc import Callable
