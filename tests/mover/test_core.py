@@ -2,16 +2,24 @@
 
 import logging
 
+import msgspec
 import numpy as np
 import pytest
 from tests.mover.rig import ADDRESS, KEY, PORT, Engine, Rig, taken
 
-from kvberth.mover import AnnouncePrefill, AwaitRequest, DeclineRequest, FinishPrefill
+from kvberth.mover import AdvancePrefill, AnnouncePrefill, AwaitRequest, DeclineRequest, FinishPrefill, RestartPrefill
 from kvberth.mover.address import Address
 from kvberth.protocol import PROTOCOL_VERSION, Reason, TransferKey, TransferMode, decode, encode
-from kvberth.protocol.events import PrefillAnnounced, PrefillFinished, RequestDeclined, RequestWaiting
+from kvberth.protocol.events import (
+    PrefillAdvanced,
+    PrefillAnnounced,
+    PrefillFinished,
+    PrefillRestarted,
+    RequestDeclined,
+    RequestWaiting,
+)
 from kvberth.protocol.ids import RequestId
-from kvberth.protocol.messages import Alive, Cancel, Heartbeat, Hello, HelloNeeded, Incompatible, Register
+from kvberth.protocol.messages import Alive, Cancel, Heartbeat, Hello, HelloNeeded, Incompatible, Register, Writing
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
@@ -63,6 +71,63 @@ def test_bytes_arrive_slowly(mode):
     rig.settle(20)
     assert rig.has_bytes()
     assert not rig.producer.core.is_moving()
+    assert not rig.consumer.core.is_moving()
+
+
+def test_a_write_lands_though_the_word_of_it_was_lost():
+    """D does not know that it is being written to, and drives its side when the next heartbeat is answered."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    rig.finish()
+    lost = rig.producer.wire.to_clients
+    assert [type(decode(frame)) for _, frame in lost] == [Writing]
+    lost.clear()
+    rig.settle()
+    assert rig.received() == []
+    rig.pass_time(1.5 * rig.consumer.timing.heartbeat_seconds)
+    assert rig.received() == [("d-1", True, "none")]
+    assert rig.has_bytes()
+
+
+def test_a_write_that_is_not_wanted_any_more_comes_to_its_end():
+    """What is in flight when D gives up lands only while D drives its side; then its blocks are free."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 10
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    rig.finish()
+    rig.settle(3)
+    rig.abort()
+    rig.settle(3)
+    assert rig.received() == []
+    rig.settle(20)
+    assert rig.received() == [("d-1", False, "consumer_gone")]
+    assert not rig.consumer.core.is_moving()
+
+
+@pytest.mark.parametrize("why", ["preempted", "superseded"])
+def test_a_read_that_is_worthless_comes_to_its_end(why):
+    """What is in flight when P says so lands only while P drives its side; then D's blocks are free."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 10
+    rig.announce()
+    advanced = PrefillAdvanced(0, (1, 2, 3), is_complete=True)
+    rig.producer.core.command(AdvancePrefill((KEY,), advanced), rig.now)
+    rig.wait(PULL)
+    rig.settle(5)
+    assert rig.consumer.core.is_moving()
+    if why == "preempted":
+        rig.producer.core.command(RestartPrefill((KEY,), PrefillRestarted()), rig.now)
+    else:
+        other = Engine("E", rig.fabric)
+        newer = msgspec.structs.replace(register((7, 8, 9)), key=KEY, attempt=1)
+        for message in (Hello(other.core._consuming._card, 1), newer):
+            rig.producer.core.frame_from_client(b"route-E", encode(message), rig.now)
+    rig.settle(20)
+    assert [(request, is_ok) for request, is_ok, _ in rig.received()] == [("d-1", False)]
     assert not rig.consumer.core.is_moving()
 
 

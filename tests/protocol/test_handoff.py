@@ -559,9 +559,24 @@ def test_a_name_may_be_used_again_when_nobody_remembers_it():
 
 
 def test_status_of_a_live_transfer_changes_nothing():
-    """A heartbeat in mid-transfer is not an event."""
-    pair = Pair().announce().finish_prefill().wait().deliver()
+    """A heartbeat is not an event; while P writes, it is answered, since WRITEs may land only while D knows of them."""
+    pair = Pair().announce().wait().deliver()
     assert pair.producer.handle(KEY, StatusAsked(CONSUMER, 0), pair.now) == []
+    pair.finish_prefill().deliver()
+    before = pair.producer.state(KEY)
+    answer = SendMessage(CONSUMER, Writing(KEY, 0))
+    assert pair.producer.handle(KEY, StatusAsked(CONSUMER, 0), pair.now) == [answer]
+    assert pair.producer.state(KEY) is before
+
+
+def test_lost_word_of_a_write_comes_again_with_the_heartbeat():
+    """D never heard that P writes, and so would never drive its side of the transport."""
+    pair = Pair().announce().wait().deliver().finish_prefill()
+    pair.to_consumer.clear()
+    assert pair.consumer.state(KEY) is ConsumerState.ACCEPTED
+    pair.heartbeat().deliver()
+    assert pair.consumer.state(KEY) is ConsumerState.RECEIVING
+    assert pair.writes_done().deliver().received() == [("d-1", True)]
 
 
 def test_messages_of_a_push_in_order():

@@ -10,6 +10,7 @@ import numpy as np
 from kvberth.layout import Region, Runs
 from kvberth.transport.base import Direction, TransportError
 from kvberth.transport.nixl import MemoryType, NixlTransport
+from kvberth.transport.tcp import abort_connections
 
 ROWS, ROW_BYTES = 64, 65_536
 FILL = 7
@@ -29,27 +30,44 @@ class End:
         return base64.b64encode(self.transport.metadata()).decode(), self.address
 
     def meet(self, metadata: str, address: int) -> None:
-        self.peer, self.their_address = self.transport.add_peer(base64.b64decode(metadata)), address
+        self.their_metadata, self.their_address = base64.b64decode(metadata), address
+        self.peer = self.transport.add_peer(self.their_metadata)
 
     def fill(self, value: int) -> None:
         self.memory[:] = value
 
+    def values(self, first: int, last: int) -> list[int]:
+        """What stands at the end of these rows of ours."""
+        return [int(each) for each in self.memory[first:last, -1]]
+
+    def read(self, first: int, last: int) -> None:
+        """Post rows of theirs into the same rows of ours."""
+        self._post(Direction.READ, first, last)
+
     def write(self, first: int, last: int) -> None:
         """Post rows of ours into the same rows of theirs."""
+        self._post(Direction.WRITE, first, last)
+
+    def _post(self, direction: Direction, first: int, last: int) -> None:
         local, remote = (
             np.array([[address + row * ROW_BYTES, ROW_BYTES, 0] for row in range(first, last)], dtype=np.uint64)
             for address in (self.address, self.their_address)
         )
-        self.handle = self.transport.post(Direction.WRITE, self.peer, Runs(local, remote, 1))
+        self.handle = self.transport.post(direction, self.peer, Runs(local, remote, 1))
 
     def await_done(self, seconds: float) -> bool:
         """Whether it is, within the time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.transport.is_done(self.handle):
+                self.transport.release(self.handle)
                 return True
             time.sleep(0.001)
         return False
+
+    def reset(self) -> int:
+        """Cut all connections with the other side, as the network may; returns how many there were."""
+        return abort_connections(self.transport.metadata(), self.their_metadata)
 
     def forget(self) -> None:
         """As the mover does with a lost peer."""

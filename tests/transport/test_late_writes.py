@@ -116,3 +116,18 @@ def test_a_killed_writer_writes_nothing_any_more(network, ends):
     writer.close()
     network.set_rules([])
     assert target.do("progress", 3.0) == 0
+
+
+def test_a_connection_that_was_reset_is_made_anew(network, ends):
+    """By the next transfer, in either direction, and as often as it happens."""
+    writer, target = ends
+    for first in (20, 30, 40):
+        assert writer.do("reset") > 0
+        assert write(writer, target, first, first + 5)
+        assert writer.do("reset") > 0
+        target.do("fill", first)
+        writer.do("read", 5, 9)
+        writer.begin("await_done", 5.0)
+        target.do("progress", 1.0)
+        assert writer.answer()
+        assert writer.do("values", 5, 9) == [first] * 4

@@ -77,8 +77,10 @@ class ConsumerSide:
         self._agents: dict[PeerName, str] = {}
 
     def is_moving(self) -> bool:
-        """Whether bytes may be moving: our READs, or WRITEs of a producer."""
-        return self._flights.is_moving() or bool(self._machine.count(ConsumerState.RECEIVING))
+        """Whether bytes may be moving: our READs, or WRITEs of a producer, which has to end those before it is quiet."""
+        machine = self._machine
+        is_written_to = machine.count(ConsumerState.RECEIVING) or machine.count(ConsumerState.CANCELLING)
+        return self._flights.is_moving() or bool(is_written_to)
 
     def look(self) -> None:
         """See what has landed by now; `turn` acts on it."""

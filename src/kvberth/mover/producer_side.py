@@ -89,8 +89,10 @@ class ProducerSide:
         self._watchers = Watchers(card.fingerprint.block_size, self._tell_router)
 
     def is_moving(self) -> bool:
-        """Whether bytes may be moving: our WRITEs, or READs of a consumer."""
-        return self._flights.is_moving() or bool(self._machine.count(ProducerState.READING))
+        """Whether bytes may be moving: our WRITEs, or READs of a consumer, also of one that is to drain them."""
+        machine = self._machine
+        is_read = machine.count(ProducerState.READING) or machine.count(ProducerState.DRAINING)
+        return self._flights.is_moving() or bool(is_read)
 
     def look(self) -> None:
         """See what has landed by now; `turn` acts on it."""

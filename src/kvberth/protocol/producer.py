@@ -78,6 +78,7 @@ class _After(Enum):
     ABORT = auto()
     RESTART = auto()
     REBIND = auto()
+    PREEMPTED = auto()
 
 
 @dataclass(slots=True)
@@ -313,7 +314,7 @@ class Producer:
         if transfer.state in {_S.STREAMING, _S.WRITING}:
             self._drain(transfer, _After.RESTART)
         elif transfer.state is _S.READING:
-            self._finish(transfer, End.FAILED, Reason.PREFILL_ABORTED, "it was preempted", now)
+            self._ask_to_stop_reading(transfer, End.FAILED, Reason.PREFILL_ABORTED, "it was preempted", _After.PREEMPTED)
 
     def _on_finished(self, transfer: _Transfer, event: PrefillFinished, now: float) -> None:
         transfer.is_engine_done = True
@@ -333,7 +334,7 @@ class Producer:
         elif transfer.state in {_S.WRITING, _S.READING}:
             pass  # the KV is complete, and its blocks are kept
         elif transfer.state is _S.DRAINING:
-            if transfer.after is _After.RESTART and not transfer.is_complete:
+            if transfer.after in {_After.RESTART, _After.PREEMPTED} and not transfer.is_complete:
                 transfer.after = _After.ABORT
         elif transfer.state is _S.STREAMING:
             self._drain(transfer, _After.ABORT)
@@ -388,12 +389,7 @@ class Producer:
         self._keys_of_peer.tie(peer, transfer.key)
         transfer.actions.append(SendMessage(peer, Accepted(transfer.key, message.attempt)))
         if transfer.state is _S.READING:
-            # It drains its own READs, and says so with its `Cancel`.
-            assert transfer.peer is not None
-            assert transfer.registration is not None
-            attempt = transfer.registration.attempt
-            self._reply_ended(transfer, transfer.peer, attempt, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "")
-            transfer.state, transfer.after = _S.DRAINING, _After.REBIND
+            self._ask_to_stop_reading(transfer, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "", _After.REBIND)
         elif transfer.after in {None, _After.RESTART}:
             self._drain(transfer, _After.REBIND)
 
@@ -435,6 +431,9 @@ class Producer:
             self._reply_ended(transfer, event.peer, event.attempt, End.FAILED, Reason.UNKNOWN_TRANSFER, "")
         elif state is _S.READING:
             transfer.actions.append(self._located(transfer, now))
+        elif self._is_writing(transfer) and transfer.is_registered_by(event.peer, event.attempt):
+            # Where the consumer's side has to drive the transport, WRITEs land only while it knows of them.
+            transfer.actions.append(SendMessage(event.peer, Writing(transfer.key, event.attempt)))
 
     def _on_peer_lost(self, transfer: _Transfer, event: PeerLost, now: float) -> None:
         if transfer.pending is not None and transfer.pending[1] == event.peer:
@@ -469,6 +468,13 @@ class Producer:
         transfer.state = _S.DRAINING
         transfer.after = after
 
+    def _ask_to_stop_reading(self, transfer: _Transfer, end: End, reason: Reason, detail: str, after: _After) -> None:
+        """It is over for the consumer, which drains its own READs, and says so with its `Cancel`."""
+        assert transfer.peer is not None
+        assert transfer.registration is not None
+        self._reply_ended(transfer, transfer.peer, transfer.registration.attempt, end, reason, detail)
+        transfer.state, transfer.after = _S.DRAINING, after
+
     def _drained(self, transfer: _Transfer, now: float) -> None:
         """Nothing is in flight."""
         assert transfer.peer is not None
@@ -481,6 +487,9 @@ class Producer:
                 self._advance(transfer, now)
             case _After.REBIND:
                 self._end_binding(transfer, End.SUPERSEDED, Reason.NEWER_ATTEMPT, "", now)
+                self._rest(transfer, now)
+            case _After.PREEMPTED:
+                self._end_binding(transfer, End.FAILED, Reason.PREFILL_ABORTED, "it was preempted", now)
                 self._rest(transfer, now)
             case _After.CANCEL:
                 peer, attempt = transfer.peer, transfer.registration.attempt

@@ -93,7 +93,7 @@ PRODUCER_TABLE: Table = {
     (_S.WRITING, CancelReceived): to(_S.DRAINING, _S.WRITING),
     (_S.WRITING, StatusAsked): to(_S.WRITING),
     (_S.WRITING, PeerLost): to(_S.DRAINING),
-    (_S.READING, PrefillRestarted): to(_S.ENDED),
+    (_S.READING, PrefillRestarted): to(_S.DRAINING),
     (_S.READING, PrefillFinished): to(_S.READING),
     (_S.READING, PrefillAborted): to(_S.READING),
     (_S.READING, PrefillAdvanced): to(_S.READING),

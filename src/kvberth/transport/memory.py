@@ -38,15 +38,21 @@ class MemoryFabric:
 
 @dataclass(slots=True)
 class _Flight:
+    """A transfer; `peer_progress` is how often its other side had been driven when it was last looked at."""
+
     direction: Direction
     peer: str
     runs: Runs
     polls_left: int
+    peer_progress: int
     is_done: bool = False
 
 
 class MemoryTransport:
-    """An agent on a `MemoryFabric`. See `kvberth.transport.Transport` for the contract."""
+    """An agent on a `MemoryFabric`. See `kvberth.transport.Transport` for the contract.
+
+    As over TCP, bytes move only when the other side is driven too.
+    """
 
     def __init__(self, name: str, fabric: MemoryFabric) -> None:
         self._name = name
@@ -55,6 +61,7 @@ class MemoryTransport:
         self._peers: dict[str, _Card] = {}
         self._flights: dict[Handle, _Flight] = {}
         self._next_handle = 1
+        self._progress = 0
         fabric.agents[name] = self
 
     def register(self, regions: Sequence[Region], num_blocks: int) -> None:
@@ -84,7 +91,7 @@ class MemoryTransport:
         _check_spans(list(card.spans), runs.remote, "remote")
         handle = Handle(self._next_handle)
         self._next_handle += 1
-        self._flights[handle] = _Flight(direction, peer, runs, self._fabric.polls_until_done)
+        self._flights[handle] = _Flight(direction, peer, runs, self._fabric.polls_until_done, self._progress_of(peer))
         return handle
 
     def is_done(self, handle: Handle) -> bool:
@@ -94,6 +101,9 @@ class MemoryTransport:
         is_gone = flight.peer not in self._peers or flight.peer not in self._fabric.agents
         if is_gone or (self._name, flight.peer) in self._fabric.broken:
             raise TransportError(f"peer {flight.peer} is gone")
+        before, flight.peer_progress = flight.peer_progress, self._progress_of(flight.peer)
+        if flight.peer_progress == before:
+            return False
         if flight.polls_left > 0:
             flight.polls_left -= 1
             return False
@@ -109,11 +119,15 @@ class MemoryTransport:
         del self._flights[handle]
 
     def progress(self) -> None:
-        pass
+        self._progress += 1
 
     def close(self) -> None:
         self._fabric.agents.pop(self._name, None)
         self._flights.clear()
+
+    def _progress_of(self, peer: str) -> int:
+        agent = self._fabric.agents.get(peer)
+        return agent._progress if agent is not None else 0
 
 
 def _check_spans(spans: Sequence[tuple[int, int]], descriptors: npt.NDArray[np.uint64], side: str) -> None:

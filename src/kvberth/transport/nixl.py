@@ -6,6 +6,7 @@ released in flight goes on in the background, so `release` is called only for tr
 """
 
 import itertools
+import logging
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -24,6 +25,15 @@ except ImportError as error:  # pragma: no cover - depends on the machine
     ) from error
 
 __all__ = ["MemoryType", "NixlTransport"]
+
+_log = logging.getLogger(__name__)
+
+_DISCONNECTED = "NIXL_ERR_REMOTE_DISCONNECT"
+"""The name of the status, which is all that the text of NIXL's error has."""
+
+
+class _Disconnected(TransportError):
+    """The connection with the peer has failed, perhaps long ago."""
 
 
 class MemoryType(StrEnum):
@@ -100,6 +110,23 @@ class NixlTransport:
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
         try:
+            handle = self._post(direction, peer, runs)
+        except _Disconnected as error:
+            # NIXL never connects again by itself. What fails for this is sent anew, over a connection of its own.
+            if peer in self._peer_of.values():
+                raise
+            _log.info("kvberth: connecting to %s anew: %s", peer, error)
+            metadata = self._metadata[peer]
+            self.remove_peer(peer)
+            self.add_peer(metadata)
+            handle = self._post(direction, peer, runs)
+        number = Handle(next(self._numbers))
+        self._handles[number] = handle
+        self._peer_of[number] = peer
+        return number
+
+    def _post(self, direction: Direction, peer: str, runs: Runs) -> Any:
+        try:
             handle = self._agent.initialize_xfer(
                 direction.value,
                 self._agent.get_xfer_descs(runs.local, self._memory_type),
@@ -113,14 +140,12 @@ class NixlTransport:
             status = self._agent.transfer(handle)
         except Exception as error:
             self._release(handle)
-            raise TransportError(f"NIXL cannot post a {direction} with {peer}: {error}") from error
+            kind = _Disconnected if _DISCONNECTED in str(error) else TransportError
+            raise kind(f"NIXL cannot post a {direction} with {peer}: {error}") from error
         if status == "ERR":
             self._release(handle)
             raise TransportError(f"NIXL cannot post a {direction} with {peer}")
-        number = Handle(next(self._numbers))
-        self._handles[number] = handle
-        self._peer_of[number] = peer
-        return number
+        return handle
 
     def is_done(self, handle: Handle) -> bool:
         try:
