@@ -24,8 +24,8 @@ class FakeCluster:
     """Answers rightly; its attributes make it worse."""
 
     def __init__(self) -> None:
-        self.is_wrong = self.is_refusing = self.is_away = False
-        self.held = self.corruptions = 0
+        self.is_wrong = self.is_refusing = self.is_away = self.is_alone = False
+        self.held = self.corruptions = self.failed_handoffs = 0
         self.files = 100
         self.unusable: set[str] = set()
         self.url = ""
@@ -34,6 +34,7 @@ class FakeCluster:
         asked = await request.json()
         if self.is_refusing:
             return web.json_response({"error": {"message": "no decode worker"}}, status=503)
+        self.failed_handoffs += self.is_alone
         text = answer_text(asked["prompt"], asked["max_tokens"])
         text = text.upper() if self.is_wrong else text
         if not asked["stream"]:
@@ -42,7 +43,7 @@ class FakeCluster:
         return web.Response(text=f"data: {chunk}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
     def engine_states(self) -> dict[str, EngineState]:
-        return {name: EngineState(self.held, 0, 0, self.corruptions) for name in ENGINES}
+        return {name: EngineState(self.held, 0, 0, self.corruptions, self.failed_handoffs) for name in ENGINES}
 
     def process_states(self) -> dict[str, ProcessState]:
         return {name: ProcessState(1, 10, self.files, 1 << 20) for name in ENGINES}
@@ -194,6 +195,14 @@ def test_what_is_left_behind_fails_the_drill(cluster, fault, problem):
     row = run(cluster, FakeFault(*fault))
     assert row.requests == row.right
     assert any(each.startswith(problem) for each in row.problems)
+
+
+def test_decode_workers_that_stay_alone_fail_the_drill(cluster):
+    """They are, during the fault, and may be; not any more when it is over."""
+    assert run(cluster, FakeFault("is_alone", True, False)).problems == []
+    row = run(cluster, FakeFault("is_alone", False, True))
+    assert row.requests == row.right
+    assert any(each.endswith("handoffs to decode-0 failed although all was well again") for each in row.problems)
 
 
 def test_engine_that_is_down_must_be_called_so(cluster):

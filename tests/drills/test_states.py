@@ -2,9 +2,17 @@
 
 from dataclasses import replace
 
-from kvberth.drills.states import EngineState, ProcessState, growth, held_blocks, leftovers, new_corruptions
+from kvberth.drills.states import (
+    EngineState,
+    ProcessState,
+    failed_handoffs,
+    growth,
+    held_blocks,
+    leftovers,
+    new_corruptions,
+)
 
-FREE = EngineState(held_blocks=0, leased_blocks=0, requests=0, corruptions=0)
+FREE = EngineState(held_blocks=0, leased_blocks=0, requests=0, corruptions=0, failed_handoffs=0)
 PROCESS = ProcessState(pid=7, threads=60, files=130, rss_bytes=1 << 30)
 
 
@@ -30,6 +38,16 @@ def test_corruptions_are_counted_over_a_restart():
     after = {"p": replace(FREE, corruptions=4), "d": replace(FREE, corruptions=2)}
     assert new_corruptions(before, after) == 3
     assert new_corruptions(before, before) == 0
+
+
+def test_handoffs_that_fail_when_all_is_well_are_named():
+    """By engine, and over a restart; those that failed before do not count."""
+    healed = {"p": FREE, "d": replace(FREE, failed_handoffs=7)}
+    assert failed_handoffs(healed, healed) == []
+    after = {"p": FREE, "d": replace(FREE, failed_handoffs=9)}
+    assert failed_handoffs(healed, after) == ["2 handoffs to d failed although all was well again"]
+    again = {"d": replace(FREE, failed_handoffs=1)}
+    assert failed_handoffs(healed, again) == ["1 handoffs to d failed although all was well again"]
 
 
 def test_threads_and_files_that_do_not_go_are_found():

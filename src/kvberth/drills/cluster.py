@@ -228,13 +228,15 @@ class DrillCluster:
         states = {}
         for name in ENGINES:
             try:
-                values = EngineMetrics(self.engine_url(name)).values(*_HELD, _CORRUPTIONS)
+                metrics = EngineMetrics(self.engine_url(name))
+                values = metrics.values(*_HELD, _CORRUPTIONS)
+                failed = metrics.value("kvberth:transfers_total", role="consumer", end="failed")
             except OSError:
-                states[name] = EngineState(_NUM_BLOCKS, 0, 0, 0)
+                states[name] = EngineState(_NUM_BLOCKS, 0, 0, 0, 0)
                 continue
             usage, leased, running, waiting = (values[each] for each in _HELD)
             held = round(usage * _NUM_BLOCKS)
-            states[name] = EngineState(held, int(leased), int(running + waiting), int(values[_CORRUPTIONS]))
+            states[name] = EngineState(held, int(leased), int(running + waiting), int(values[_CORRUPTIONS]), int(failed))
         return states
 
     def process_states(self) -> dict[str, ProcessState]:

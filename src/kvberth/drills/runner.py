@@ -2,7 +2,7 @@
 
 traffic   |------------------------ open loop ------------------------|  last answers  settle  look
 fault           |--- hold ---|  (restart)    whole |--- reaction ---|
-requests  right, or excused if under way then                       all right
+requests  right, or excused if under way then      all right, and handed over
 
 Nothing is waited for longer than it takes: a fault that the router must notice ends soon after it has, the traffic some
 seconds after the cluster is whole again, the drill when nothing is held and no file is open any more.
@@ -23,7 +23,15 @@ from kvberth.drills.faults import Fault
 from kvberth.drills.health import HealthSample, Outage, untruths
 from kvberth.drills.judge import Outcome, Window, judge, objections
 from kvberth.drills.results import DrillRow
-from kvberth.drills.states import EngineState, ProcessState, growth, held_blocks, leftovers, new_corruptions
+from kvberth.drills.states import (
+    EngineState,
+    ProcessState,
+    failed_handoffs,
+    growth,
+    held_blocks,
+    leftovers,
+    new_corruptions,
+)
 from kvberth.drills.traffic import TrafficShape, first_seconds, plan_traffic
 from kvberth.launch import LaunchError
 
@@ -69,6 +77,8 @@ async def run_drill(
             blow = await _strike(cluster, drill, fault, victims, clock, samples, chance)
             back = await _await_whole(cluster, down, clock)
             window = _felt(blow, back)
+            await clock.sleep_until(window.end)
+            healed = await asyncio.to_thread(cluster.engine_states)
             await clock.sleep_until(max(clock.now(), window.end, drill.traffic_seconds) + _AFTER_SECONDS)
         except BaseException:
             sending.cancel()
@@ -83,6 +93,7 @@ async def run_drill(
         *objections(replies, verdicts, window, drill.excused),
         *untruths(samples, [_outage(name, drill, blow, back[name]) for name in down]),
         *leftovers(states),
+        *failed_handoffs(healed, states),
         *growth(baseline, processes),
         *([f"{corruptions} KV contexts held wrong words"] if corruptions else []),
     ]

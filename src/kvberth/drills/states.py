@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["EngineState", "MemoryPressure", "ProcessState", "growth", "held_blocks", "leftovers", "new_corruptions"]
+__all__ = [
+    "EngineState",
+    "MemoryPressure",
+    "ProcessState",
+    "failed_handoffs",
+    "growth",
+    "held_blocks",
+    "leftovers",
+    "new_corruptions",
+]
 
 _THREADS_SLACK, _FILES_SLACK = 8, 24
 """Threads of a pool that had no work before, connections that are kept for a while. What leaks in every drill grows
@@ -19,12 +28,14 @@ class EngineState:
         leased_blocks: those of them that wait for a decode worker.
         requests: running and waiting.
         corruptions: KV contexts that held wrong words, since its start.
+        failed_handoffs: transfers to this engine that failed, since its start: it has computed those prompts itself.
     """
 
     held_blocks: int
     leased_blocks: int
     requests: int
     corruptions: int
+    failed_handoffs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +73,22 @@ def held_blocks(states: Mapping[str, EngineState]) -> int:
 
 
 def new_corruptions(before: Mapping[str, EngineState], after: Mapping[str, EngineState]) -> int:
-    """Of all engines. The count of one that was started anew meanwhile begins at 0."""
-    total = 0
+    """Of all engines."""
+    return sum(_more(before[name].corruptions if name in before else 0, now.corruptions) for name, now in after.items())
+
+
+def failed_handoffs(healed: Mapping[str, EngineState], after: Mapping[str, EngineState]) -> list[str]:
+    """What decode workers had to compute themselves although the cluster was whole: the fault has left damage."""
+    found = []
     for name, now in after.items():
-        then = before[name].corruptions if name in before else 0
-        total += now.corruptions - then if now.corruptions >= then else now.corruptions
-    return total
+        if count := _more(healed[name].failed_handoffs if name in healed else 0, now.failed_handoffs):
+            found.append(f"{count} handoffs to {name} failed although all was well again")
+    return found
+
+
+def _more(before: int, after: int) -> int:
+    """How much a count has grown. That of an engine that was started anew meanwhile begins at 0."""
+    return after - before if after >= before else after
 
 
 def leftovers(states: Mapping[str, EngineState]) -> list[str]:
