@@ -236,7 +236,9 @@ class DrillCluster:
                 continue
             usage, leased, running, waiting = (values[each] for each in _HELD)
             held = round(usage * _NUM_BLOCKS)
-            states[name] = EngineState(held, int(leased), int(running + waiting), int(values[_CORRUPTIONS]), int(failed))
+            states[name] = EngineState(
+                held, int(leased), int(running + waiting), int(values[_CORRUPTIONS]), int(failed)
+            )
         return states
 
     def process_states(self) -> dict[str, ProcessState]:

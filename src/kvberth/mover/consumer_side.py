@@ -77,7 +77,7 @@ class ConsumerSide:
         self._agents: dict[PeerName, str] = {}
 
     def is_moving(self) -> bool:
-        """Whether bytes may be moving: our READs, or WRITEs of a producer, which has to end those before it is quiet."""
+        """Whether bytes may be moving: our READs, or WRITEs of a producer, also those that it has to end."""
         machine = self._machine
         is_written_to = machine.count(ConsumerState.RECEIVING) or machine.count(ConsumerState.CANCELLING)
         return self._flights.is_moving() or bool(is_written_to)

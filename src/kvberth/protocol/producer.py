@@ -314,7 +314,9 @@ class Producer:
         if transfer.state in {_S.STREAMING, _S.WRITING}:
             self._drain(transfer, _After.RESTART)
         elif transfer.state is _S.READING:
-            self._ask_to_stop_reading(transfer, End.FAILED, Reason.PREFILL_ABORTED, "it was preempted", _After.PREEMPTED)
+            self._ask_to_stop_reading(
+                transfer, End.FAILED, Reason.PREFILL_ABORTED, "it was preempted", _After.PREEMPTED
+            )
 
     def _on_finished(self, transfer: _Transfer, event: PrefillFinished, now: float) -> None:
         transfer.is_engine_done = True
