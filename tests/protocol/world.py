@@ -215,9 +215,11 @@ class World:
         assert rounds, "messages without end"
 
     def settle(self) -> None:
-        """What is in flight lands, and everybody hears of it."""
+        """What is in flight lands where the other side drives its transport, and everybody hears of it."""
+        driven = {rank.agent.name for rank in self.ranks.values() if rank.core.is_moving()}
         for post in list(self.fabric.flying()):
-            if post.owner.is_alive and post.peer.is_alive:  # with the dead it ends when it is cut off
+            # With the dead it ends when it is cut off.
+            if post.owner.is_alive and post.peer.is_alive and post.peer.name in driven:
                 post.land()
         for rank in self.ranks.values():
             if rank.is_awake:
