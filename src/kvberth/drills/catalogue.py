@@ -272,6 +272,8 @@ _NETWORK = (
         what="30 kB/s from each prefill to each decode worker, about half of what the KV needs",
         fault=lambda _, __: Rules(paths(PREFILL, DECODE, bytes_per_second=30_000.0)),
         needs_network=True,
+        # Heartbeats queue behind the KV; two that have lost each other cannot say what they do not want.
+        settle_seconds=_AFTER_LEASE,
     ),
 )
 
