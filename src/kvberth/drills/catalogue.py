@@ -1,7 +1,7 @@
 """The drills: what goes wrong, for how long, and what of the requests may suffer.
 
 All of them demand: that the fault was felt, no wrong answer, no request without an end, no canary corrupted, nothing
-held afterwards, no threads or files left, and a `/health` that tells the truth.
+held afterwards, no threads or files left, handoffs that work again, and a `/health` that tells the truth.
 
 The module is long because it is a list, with one entry for each drill.
 """

@@ -79,7 +79,7 @@ async def run_drill(
             window = _felt(blow, back)
             await clock.sleep_until(window.end)
             healed = await asyncio.to_thread(cluster.engine_states)
-            await clock.sleep_until(max(clock.now(), window.end, drill.traffic_seconds) + _AFTER_SECONDS)
+            await clock.sleep_until(max(clock.now(), drill.traffic_seconds) + _AFTER_SECONDS)
         except BaseException:
             sending.cancel()
             raise
