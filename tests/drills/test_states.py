@@ -2,15 +2,21 @@
 
 from dataclasses import replace
 
+from prometheus_client.samples import Sample
+
 from kvberth.drills.states import (
+    STATE_METRICS,
     EngineState,
     ProcessState,
+    engine_state,
     failed_handoffs,
     growth,
     held_blocks,
     leftovers,
     new_corruptions,
 )
+from kvberth.launch.metrics import MetricsPage
+from kvberth.protocol import End, Reason
 
 FREE = EngineState(held_blocks=0, leased_blocks=0, requests=0, corruptions=0, failed_handoffs=0)
 PROCESS = ProcessState(pid=7, threads=60, files=130, rss_bytes=1 << 30)
@@ -48,6 +54,34 @@ def test_handoffs_that_fail_when_all_is_well_are_named():
     assert failed_handoffs(healed, after) == ["2 handoffs to d failed although all was well again"]
     again = {"d": replace(FREE, failed_handoffs=1)}
     assert failed_handoffs(healed, again) == ["1 handoffs to d failed although all was well again"]
+
+
+def test_an_engine_is_read_from_its_metrics():
+    """Where a client has left or the router chosen anew, no handoff has failed for the engines' sake."""
+    usage, leased, running, waiting, corruptions, transfers = STATE_METRICS
+
+    def ended(role: str, end: End, reason: Reason, count: int) -> Sample:
+        return Sample(transfers, {"role": role, "end": end, "reason": reason, "mode": "push"}, count)
+
+    page = MetricsPage(
+        [
+            Sample(usage, {}, 0.25),
+            Sample(leased, {}, 3),
+            Sample(running, {}, 2),
+            Sample(waiting, {}, 4),
+            Sample(corruptions, {}, 1),
+            ended("consumer", End.COMPLETED, Reason.NONE, 100),
+            ended("consumer", End.CANCELLED, Reason.CONSUMER_GONE, 20),
+            ended("consumer", End.FAILED, Reason.PEER_LOST, 5),
+            ended("consumer", End.FAILED, Reason.TRANSPORT, 2),
+            ended("consumer", End.FAILED, Reason.PREFILL_ABORTED, 11),
+            ended("consumer", End.FAILED, Reason.HANDED_OVER, 17),
+            ended("producer", End.FAILED, Reason.TRANSPORT, 13),
+        ]
+    )
+    assert engine_state(page, 64) == EngineState(
+        held_blocks=16, leased_blocks=3, requests=6, corruptions=1, failed_handoffs=7
+    )
 
 
 def test_threads_and_files_that_do_not_go_are_found():

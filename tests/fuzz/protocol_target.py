@@ -1,7 +1,9 @@
 """The control channel's decoder and both machines, behind two real cores: whatever is said, and by whom.
 
 An input is a script: steps of one byte for the kind, two for a length, and so many bytes. A step lets somebody say a
-frame, an engine do something, time pass, a connection break, or what the cores have sent arrive.
+frame, an engine do something, time pass, a connection break, or what the cores have sent arrive. What is said is two
+bytes of version and a map, and gets its checksum on the way, so that what is wrong in it is read; if the first byte is
+not 0 it is a frame as it stands.
 
 What is held: nothing raises, a state that the tables do not have included; while nobody speaks in P's or D's own name,
 WRITEs and READs go only to blocks that D's engine has reserved; and when all is quiet every wait has ended and every
@@ -42,7 +44,6 @@ from kvberth.protocol import (
     Timing,
     TransferKey,
     TransferMode,
-    encode,
 )
 from kvberth.protocol.events import (
     PrefillAborted,
@@ -69,6 +70,7 @@ from kvberth.protocol.messages import (
     Watch,
     Welcome,
     Writing,
+    sealed,
 )
 from kvberth.transport import Direction, Handle, TransportError
 
@@ -124,7 +126,7 @@ def changed(data: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
             payload[draw.randrange(len(payload))] = draw.randrange(256)
             steps[at] = Step(steps[at].kind, bytes(payload))
         case _:
-            steps[at] = Step(steps[at].kind, _changed_frame(steps[at].payload, draw))
+            steps[at] = Step(steps[at].kind, _changed_saying(steps[at].payload, draw))
     return _script(steps[:_MOST_STEPS])
 
 
@@ -157,7 +159,7 @@ def seeds() -> list[bytes]:
     second, end_second = Step(P_DOES, b"\x80"), Step(P_DOES, b"\x82")
 
     def frames(kind: int, messages: Sequence[Message]) -> list[Step]:
-        return [Step(kind, encode(message)) for message in messages]
+        return [Step(kind, _said(msgspec.msgpack.encode(message))) for message in messages]
 
     hello = frames(FROM_E, insider[:1])
     scripts = [
@@ -202,15 +204,21 @@ def _script(steps: Sequence[Step]) -> bytes:
     )
 
 
-def _changed_frame(frame: bytes, draw: random.Random) -> bytes:
+def _said(body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
+    return version.to_bytes(2, "big") + body
+
+
+def _frame(said: bytes) -> bytes:
+    return said if len(said) < 2 or said[0] else sealed(said[2:], int.from_bytes(said[:2], "big"))
+
+
+def _changed_saying(said: bytes, draw: random.Random) -> bytes:
     """The same message with another value in it, if it is one."""
     try:
-        said = msgspec.msgpack.decode(frame[2:])
-        again = msgspec.msgpack.encode(changed_value(said, draw))
+        body = msgspec.msgpack.encode(changed_value(msgspec.msgpack.decode(said[2:]), draw))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, TypeError):
-        return frame + draw.randbytes(1)
-    version = PROTOCOL_VERSION if draw.random() < 0.98 else draw.randrange(2**16)
-    return version.to_bytes(2, "big") + again
+        return said + draw.randbytes(1)
+    return _said(body, PROTOCOL_VERSION if draw.random() < 0.98 else draw.randrange(2**16))
 
 
 def _card(name: str) -> EngineCard:
@@ -348,10 +356,10 @@ class _World:
                 # Without a certificate is who dials a P that has no keys; with one, nobody is.
                 self.is_forged = self.is_forged or kind in (AS_D, FROM_STRANGER)
                 sender = None if kind == FROM_STRANGER else _CERTIFICATES[name]
-                self._p.core.frame_from_client(name.encode(), payload, self.now, sender)
+                self._p.core.frame_from_client(name.encode(), _frame(payload), self.now, sender)
             case _ if kind in (FROM_Q, AS_P):
                 self.is_forged = self.is_forged or kind == AS_P
-                self._d.core.frame_from_server(_P if kind == AS_P else _Q, payload, self.now)
+                self._d.core.frame_from_server(_P if kind == AS_P else _Q, _frame(payload), self.now)
             case _ if kind == P_DOES:
                 self._p_does(_KEYS[argument >> 7], argument & 0x7F)
             case _ if kind == D_DOES:

@@ -19,7 +19,17 @@ from kvberth.protocol.events import (
     RequestWaiting,
 )
 from kvberth.protocol.ids import RequestId
-from kvberth.protocol.messages import Alive, Cancel, Heartbeat, Hello, HelloNeeded, Incompatible, Register, Writing
+from kvberth.protocol.messages import (
+    Alive,
+    Cancel,
+    Heartbeat,
+    Hello,
+    HelloNeeded,
+    Incompatible,
+    Register,
+    Writing,
+    sealed,
+)
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
 BOTH = pytest.mark.parametrize("mode", [PUSH, PULL])
@@ -155,10 +165,10 @@ def test_other_protocol_version_is_refused_with_both_versions():
     rig = Rig()
     rig.wait(PUSH)
     ((_, frame),) = rig.consumer.wire.to_servers
-    rig.producer.core.frame_from_client(rig.route, b"\x00\x09" + frame[2:], rig.now)
+    rig.producer.core.frame_from_client(rig.route, sealed(frame[6:], version=9), rig.now)
     ((_, answer),) = rig.producer.wire.to_clients
     assert decode(answer) == Incompatible("protocol_version", str(PROTOCOL_VERSION), "9")
-    rig.consumer.core.frame_from_server(ADDRESS, b"\x00\x09" + answer[2:], rig.now)
+    rig.consumer.core.frame_from_server(ADDRESS, sealed(answer[6:], version=9), rig.now)
     rig.settle()
     (report,) = rig.results["D"].received
     assert report.detail == f"protocol_version differs: prefill worker has 9, decode worker has {PROTOCOL_VERSION}"
@@ -712,7 +722,7 @@ def test_rubbish_is_dropped_and_logged(caplog):
     """A frame that is none changes nothing."""
     rig = Rig()
     with caplog.at_level(logging.WARNING):
-        rig.producer.core.frame_from_client(rig.route, b"\x00\x02rubbish", rig.now)
+        rig.producer.core.frame_from_client(rig.route, sealed(b"rubbish"), rig.now)
     assert "dropped 1 control messages" in caplog.text
     rig.announce()
     rig.finish()

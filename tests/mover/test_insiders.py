@@ -12,7 +12,7 @@ from kvberth.keys import Certificate, PeerRole
 from kvberth.layout import Region
 from kvberth.mover import AnnouncePrefill, AwaitRequest, FinishPrefill
 from kvberth.mover.address import Address
-from kvberth.protocol import PROTOCOL_VERSION, End, Reason, TransferKey, TransferMode, decode, encode
+from kvberth.protocol import End, Reason, TransferKey, TransferMode, decode, encode
 from kvberth.protocol.events import PrefillAnnounced, PrefillFinished, RequestWaiting
 from kvberth.protocol.ids import RequestId
 from kvberth.protocol.messages import (
@@ -33,6 +33,7 @@ from kvberth.protocol.messages import (
     Watch,
     Welcome,
     Writing,
+    sealed,
 )
 
 PUSH, PULL = TransferMode.PUSH, TransferMode.PULL
@@ -410,7 +411,7 @@ def test_nothing_that_a_peer_says_hurts_anybody_else(data):
         told = _changed(data.draw, msgspec.to_builtins(message, builtin_types=(bytes,)))
         if isinstance(message, Register | Cancel) and isinstance(told, dict):
             told["attempt"] = min(0, told["attempt"])  # a newer attempt may take over: that is what it is for
-        frame = PROTOCOL_VERSION.to_bytes(2, "big") + msgspec.msgpack.encode(told)
+        frame = sealed(msgspec.msgpack.encode(told))
         rig.producer.core.frame_from_client(insider.route, frame, rig.now, insider.sender)
         rig.settle(3)
     assert_handed_over(rig)

@@ -388,6 +388,7 @@ CORE = (
     "narrow",
     "messages-dropped",
     "messages-doubled",
+    "messages-corrupted",
     "post-fails",
     "transfer-fails",
     "decode-memory-full",

@@ -26,7 +26,7 @@ from rich.console import Console
 from kvberth.drills.health import ROUTER, HealthSample
 from kvberth.drills.helper import Helper
 from kvberth.drills.namespaces import Namespaces, why_no_namespaces
-from kvberth.drills.states import EngineState, MemoryPressure, ProcessState
+from kvberth.drills.states import STATE_METRICS, EngineState, MemoryPressure, ProcessState, engine_state
 from kvberth.drills.wire import Rule
 from kvberth.drills.zmtp import Meddling
 from kvberth.emulator.clock import CLOCK_FILE, ClockFile
@@ -49,9 +49,7 @@ _PROXY_PORT = 7000
 _START_SECONDS = 180.0
 _END_SECONDS = 30.0
 _HEALTH_SECONDS = 5.0
-_HELD = ("vllm:kv_cache_usage_perc", "kvberth:leased_blocks", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _PRESSURE = ("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_preemptions_total")
-_CORRUPTIONS = "kvberth:emulator_corruptions_total"
 _NUM_BLOCKS = 65536 // 16
 """Of the profile `small`."""
 
@@ -220,25 +218,19 @@ class DrillCluster:
 
     def pressure(self, name: str) -> MemoryPressure:
         """How full an engine's KV cache is, and what that has led to."""
-        values = EngineMetrics(self.engine_url(name)).values(*_PRESSURE)
-        return MemoryPressure(*(values[each] for each in _PRESSURE))
+        page = EngineMetrics(self.engine_url(name)).page(*_PRESSURE)
+        return MemoryPressure(*(page.value(each) for each in _PRESSURE))
 
     def engine_states(self) -> dict[str, EngineState]:
         """By engine. One that does not answer holds, for all that is known, everything."""
         states = {}
         for name in ENGINES:
             try:
-                metrics = EngineMetrics(self.engine_url(name))
-                values = metrics.values(*_HELD, _CORRUPTIONS)
-                failed = metrics.value("kvberth:transfers_total", role="consumer", end="failed")
+                page = EngineMetrics(self.engine_url(name)).page(*STATE_METRICS)
             except OSError:
                 states[name] = EngineState(_NUM_BLOCKS, 0, 0, 0, 0)
-                continue
-            usage, leased, running, waiting = (values[each] for each in _HELD)
-            held = round(usage * _NUM_BLOCKS)
-            states[name] = EngineState(
-                held, int(leased), int(running + waiting), int(values[_CORRUPTIONS]), int(failed)
-            )
+            else:
+                states[name] = engine_state(page, _NUM_BLOCKS)
         return states
 
     def process_states(self) -> dict[str, ProcessState]:

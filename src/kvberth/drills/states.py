@@ -3,16 +3,31 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvberth.launch.metrics import MetricsPage
+
 __all__ = [
+    "STATE_METRICS",
     "EngineState",
     "MemoryPressure",
     "ProcessState",
+    "engine_state",
     "failed_handoffs",
     "growth",
     "held_blocks",
     "leftovers",
     "new_corruptions",
 ]
+
+_USAGE, _LEASED, _CORRUPTIONS, _TRANSFERS = (
+    "vllm:kv_cache_usage_perc",
+    "kvberth:leased_blocks",
+    "kvberth:emulator_corruptions_total",
+    "kvberth:transfers_total",
+)
+_REQUESTS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+STATE_METRICS = (_USAGE, _LEASED, *_REQUESTS, _CORRUPTIONS, _TRANSFERS)
+"""What `engine_state` reads."""
+_MOVED_ON = ("prefill_aborted", "handed_over")
 
 _THREADS_SLACK, _FILES_SLACK = 8, 24
 """Threads of a pool that had no work before, connections that are kept for a while. What leaks in every drill grows
@@ -28,7 +43,9 @@ class EngineState:
         leased_blocks: those of them that wait for a decode worker.
         requests: running and waiting.
         corruptions: KV contexts that held wrong words, since its start.
-        failed_handoffs: transfers to this engine that failed, since its start: it has computed those prompts itself.
+        failed_handoffs: transfers to this engine that failed, since its start, but for those that fail between healthy
+            engines too: the prefill was aborted, as when a client leaves, or preempted, or the router had given up
+            waiting for another decode worker just when that one got the KV cache.
     """
 
     held_blocks: int
@@ -65,6 +82,19 @@ class ProcessState:
     threads: int
     files: int
     rss_bytes: int
+
+
+def engine_state(page: MetricsPage, num_blocks: int) -> EngineState:
+    """What an engine with a KV cache of so many blocks says of itself."""
+    failed = {"role": "consumer", "end": "failed"}
+    moved_on = sum(page.value(_TRANSFERS, **failed, reason=each) for each in _MOVED_ON)
+    return EngineState(
+        held_blocks=round(page.value(_USAGE) * num_blocks),
+        leased_blocks=int(page.value(_LEASED)),
+        requests=int(sum(page.value(each) for each in _REQUESTS)),
+        corruptions=int(page.value(_CORRUPTIONS)),
+        failed_handoffs=int(page.value(_TRANSFERS, **failed) - moved_on),
+    )
 
 
 def held_blocks(states: Mapping[str, EngineState]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-__all__ = ["EngineMetrics", "Moved"]
+__all__ = ["EngineMetrics", "MetricsPage", "Moved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,17 @@ class Moved:
     num_descriptors: float
 
 
+class MetricsPage:
+    """What was read at one moment."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self._samples = samples
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum over all series of the sample `name` that have these labels; 0 if there are none."""
+        return sum(each.value for each in self._samples if each.name == name and labels.items() <= each.labels.items())
+
+
 class EngineMetrics:
     """One engine's metrics, read anew at each call."""
 
@@ -33,24 +44,19 @@ class EngineMetrics:
         self._url = url
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum over all series of the sample `name` that have these labels; 0 if there are none."""
-        return _total(self._read(name), name, labels)
-
-    def values(self, *names: str) -> dict[str, float]:
-        """As `value`, of several samples in one reading."""
-        samples = self._read(*names)
-        return {name: _total(samples, name, {}) for name in names}
+        """As `MetricsPage.value`, of a page of its own."""
+        return self.page(name).value(name, **labels)
 
     def moved(self) -> Moved:
         """What this decode worker has received since it started."""
-        page = self._read("kvberth:transfer")
-        ended = _total(page, "kvberth:transfers_total", {"role": "consumer"})
-        completed = _total(page, "kvberth:transfers_total", {"role": "consumer", "end": "completed", "reason": "none"})
+        page = self.page("kvberth:transfer")
+        ended = page.value("kvberth:transfers_total", role="consumer")
+        completed = page.value("kvberth:transfers_total", role="consumer", end="completed", reason="none")
         return Moved(
             completed,
             ended - completed,
-            _total(page, "kvberth:transfer_bytes_total", {"role": "consumer"}),
-            _total(page, "kvberth:transfer_descriptors_sum", {"role": "consumer"}),
+            page.value("kvberth:transfer_bytes_total", role="consumer"),
+            page.value("kvberth:transfer_descriptors_sum", role="consumer"),
         )
 
     def moved_since(self, before: Moved, transfers: int, timeout_seconds: float = 5.0) -> Moved:
@@ -68,13 +74,13 @@ class EngineMetrics:
                 )
             time.sleep(0.05)
 
-    def _read(self, *prefixes: str) -> list[Sample]:
-        """The samples whose names begin with one of these; the page has thousands of others."""
+    def page(self, *prefixes: str) -> MetricsPage:
+        """One reading of the samples whose names begin with one of these; there are thousands of others.
+
+        Raises:
+            OSError: the engine does not answer.
+        """
         with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:  # noqa: S310 - our own URL
             text = answer.read().decode()
         wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(prefixes))
-        return [sample for family in text_string_to_metric_families(wanted) for sample in family.samples]
-
-
-def _total(samples: list[Sample], name: str, labels: dict[str, str]) -> float:
-    return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
+        return MetricsPage([sample for family in text_string_to_metric_families(wanted) for sample in family.samples])

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     NONE = "none"
     CONSUMER_GONE = "consumer_gone"
     DEADLINE = "deadline"
+    HANDED_OVER = "handed_over"
     INCOMPATIBLE = "incompatible"
     ID_REUSED = "id_reused"
     INVALID_BLOCKS = "invalid_blocks"
@@ -47,6 +48,7 @@ _TEXTS = {
     Reason.NONE: "nothing went wrong",
     Reason.CONSUMER_GONE: "the request ended on the decode worker before its KV cache arrived",
     Reason.DEADLINE: "the KV cache did not arrive before the decode worker's deadline",
+    Reason.HANDED_OVER: "the KV cache went to another decode worker, or to an earlier attempt",
     Reason.INCOMPATIBLE: "the two engines do not fit each other",
     Reason.ID_REUSED: "another request came under the same transfer id, which is remembered for a while",
     Reason.INVALID_BLOCKS: "the registration names blocks that do not fit the request or the region",

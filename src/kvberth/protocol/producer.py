@@ -742,8 +742,7 @@ class Producer:
         """What became of it. Only the attempt that completed may hear `completed`; all others failed."""
         assert transfer.end is not None
         if transfer.end is End.COMPLETED and not transfer.is_registered_by(peer, attempt):
-            end, reason = End.FAILED, Reason.UNKNOWN_TRANSFER
-            self._reply_ended(transfer, peer, attempt, end, reason, "it has been handed over already")
+            self._reply_ended(transfer, peer, attempt, End.FAILED, Reason.HANDED_OVER, "")
         else:
             self._reply_ended(transfer, peer, attempt, transfer.end, transfer.reason, transfer.detail)
 
