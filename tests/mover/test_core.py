@@ -27,6 +27,7 @@ from kvberth.protocol.messages import (
     HelloNeeded,
     Incompatible,
     Register,
+    Watch,
     Writing,
     sealed,
 )
@@ -727,6 +728,26 @@ def test_rubbish_is_dropped_and_logged(caplog):
     rig.announce()
     rig.finish()
     rig.wait(PUSH)
+    rig.settle()
+    assert rig.has_bytes()
+
+
+def test_who_talks_rubbish_fills_no_log(caplog):
+    """A line of each kind stands for all that came within ten seconds; and what comes is served."""
+    rig = Rig()
+    rig.announce()
+    rig.wait(PUSH)
+    rig.settle()
+    caplog.clear()
+    for frame in (sealed(b"rubbish"), encode(Watch(rig.key)), b"\x00\x03damaged"):
+        for _ in range(1000):
+            rig.consumer.core.frame_from_server(ADDRESS, frame, rig.now)
+    for frame in (sealed(b"rubbish"), encode(HelloNeeded()), b"\x00\x03damaged"):
+        for _ in range(1000):
+            rig.producer.core.frame_from_client(rig.route, frame, rig.now)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 4, lines
+    rig.finish()
     rig.settle()
     assert rig.has_bytes()
 

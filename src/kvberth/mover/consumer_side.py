@@ -73,7 +73,7 @@ class ConsumerSide:
         self._flights = Flights(transport)
         self._links: dict[Address, Link] = {}
         self._sessions = 0
-        self._foreign = Seldom()
+        self._malformed, self._foreign, self._unsent = Seldom(), Seldom(), Seldom()
         self._agents: dict[PeerName, str] = {}
 
     def is_moving(self) -> bool:
@@ -144,7 +144,9 @@ class ConsumerSide:
             mismatch = Mismatch("protocol_version", str(error.theirs), str(PROTOCOL_VERSION))
             self._refuse(link, Reason.INCOMPATIBLE, str(mismatch), now)
         except MalformedMessage as error:
-            _log.warning("kvberth: dropped a control message from prefill worker %s: %s", address, error)
+            if count := self._malformed.count(now):
+                text = "kvberth: dropped %d control messages of prefill workers, the last from %s: %s"
+                _log.warning(text, count, address, error)
         else:
             self._dispatch(link, message, now)
 
@@ -253,7 +255,9 @@ class ConsumerSide:
             case Accepted() | Writing() | Located() | Ended() | Quiesced():
                 self.tell(message.key, message, now)
             case _:
-                _log.warning("kvberth: a prefill worker does not send %s; dropped", type(message).__name__)
+                if count := self._unsent.count(now):
+                    text = "kvberth: a prefill worker does not send %s; dropped (%d)"
+                    _log.warning(text, type(message).__name__, count)
 
     def _greeting_seconds(self, link: Link) -> float:
         """One that we have never spoken to may still be starting; one that we know has been silent for as long."""

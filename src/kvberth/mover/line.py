@@ -2,13 +2,15 @@
 
 import logging
 import struct
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import zmq
 
 from kvberth.keys import KeyPair
 from kvberth.mover.knock import Knock
+from kvberth.mover.seldom import Seldom
 from kvberth.protocol.messages import MAX_FRAME_BYTES
 
 __all__ = ["CUT_SHORT", "DENIED", "Line", "Received"]
@@ -54,11 +56,13 @@ class Line:
 
     Attributes:
         knock: at the address that was dialled.
+        unread: messages that were dropped because the peer does not read.
     """
 
     socket: "zmq.Socket[bytes]"
     monitor: "zmq.Socket[bytes]"
     knock: Knock | None = None
+    unread: Seldom = field(default_factory=Seldom)
 
     @classmethod
     def open(cls, context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "Line":
@@ -85,7 +89,8 @@ class Line:
         try:
             self.socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
-            _log.warning("kvberth: a peer does not read its control messages; one was dropped")
+            if count := self.unread.count(time.monotonic()):
+                _log.warning("kvberth: a peer does not read its control messages; %d were dropped", count)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

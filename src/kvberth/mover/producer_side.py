@@ -86,6 +86,7 @@ class ProducerSide:
         self._next_probe: float | None = None
         self._last_probe = 0.0
         self._malformed, self._out_of_role, self._bad_blocks = Seldom(), Seldom(), Seldom()
+        self._unsent = Seldom()
         self._watchers = Watchers(card.fingerprint.block_size, self._tell_router)
 
     def is_moving(self) -> bool:
@@ -274,7 +275,9 @@ class ProducerSide:
             case Done(key, attempt):
                 self.tell(key, DoneReceived(peer, attempt), now)
             case _:
-                _log.warning("kvberth: a decode worker does not send %s; dropped", type(message).__name__)
+                if count := self._unsent.count(now):
+                    text = "kvberth: a decode worker does not send %s; dropped (%d)"
+                    _log.warning(text, type(message).__name__, count)
 
     def _probe(self, now: float) -> None:
         """Now, and some more times: but not whenever there is something to do, since each question is answered."""
