@@ -109,6 +109,7 @@ def _quick(monkeypatch):
         ("_UNAWARE_SECONDS", (0.1, 0.2)),
         ("_AFTER_SECONDS", 0.3),
         ("_REACTION_SECONDS", 0.1),
+        ("_TCP_SECONDS", 0.5),
         ("_LOOK_SECONDS", 0.02),
         ("_QUIET_SECONDS", 0.0),
         ("_WHOLE_SECONDS", 0.2),
@@ -203,6 +204,21 @@ def test_decode_workers_that_stay_alone_fail_the_drill(cluster):
     row = run(cluster, FakeFault("is_alone", False, True))
     assert row.requests == row.right
     assert any(each.endswith("handoffs to decode-0 failed although all was well again") for each in row.problems)
+
+
+def test_handoffs_may_fail_for_a_while_where_packets_were_lost(cluster):
+    """TCP waits before it sends again. Nothing else has an excuse."""
+
+    class SlowlyMended(FakeFault):
+        def end(self, cluster: FakeCluster) -> None:
+            self.mending = threading.Timer(0.3, super().end, (cluster,))
+            self.mending.start()
+
+    for needs_network in (True, False):
+        fault = SlowlyMended("is_alone", True, False)
+        row = run(cluster, fault, needs_network=needs_network)
+        fault.mending.join()
+        assert (row.problems == []) is needs_network
 
 
 def test_engine_that_is_down_must_be_called_so(cluster):
