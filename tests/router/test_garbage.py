@@ -1,24 +1,42 @@
 """What is left of a request that is over."""
 
+import asyncio
 import gc
 import subprocess
 import sys
 
+import aiohttp
 import pytest
 
-from kvberth.router.engine_connection import Ask
+from kvberth.router.engine_connection import Ask, Connection
 from kvberth.router.exchange import Exchange
 from kvberth.router.legs import DecodeLeg, PrefillLeg
 from kvberth.router.life import Life
+from kvberth.router.proxy import _Generation
 
-from .fakes import answers, streams, until
+from .fakes import answers, dies, half_answer, hangs, streams, until
 
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 14579}
-KINDS = (Exchange, Life, PrefillLeg, DecodeLeg, Ask)
+KINDS = (_Generation, Exchange, Life, PrefillLeg, DecodeLeg, Ask, Connection)
+CHUNKS = [b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"]
+ENDS = {
+    "the client leaves before a token": (answers({"kv_transfer_params": PARAMS}), hangs),
+    "the client leaves in the prefill": (hangs, hangs),
+    "the client leaves in mid-stream": (answers({"kv_transfer_params": PARAMS}), streams(CHUNKS[0], then=hangs)),
+    "the deadline comes": (answers({"kv_transfer_params": PARAMS}), hangs),
+    "the prefill worker dies": (dies, answers({"choices": [{"text": "a"}]})),
+    "the decode worker dies": (answers({"kv_transfer_params": PARAMS}), dies),
+    "the stream breaks": (answers({"kv_transfer_params": PARAMS}), streams(CHUNKS[0], then=dies)),
+    "the answer breaks": (answers({"kv_transfer_params": PARAMS}), half_answer(b'{"choices":')),
+    "the decode worker fails": (answers({"kv_transfer_params": PARAMS}), answers({}, status=500)),
+    "the request is none": (answers({"kv_transfer_params": PARAMS}), hangs),
+}
 
 
 def number_alive() -> int:
-    return sum(type(each) in KINDS for each in gc.get_objects())  # `isinstance` wakes lazy modules
+    """Connections that stand do not count: they wait for the next request."""
+    found = [each for each in gc.get_objects() if type(each) in KINDS]  # `isinstance` wakes lazy modules
+    return sum(type(each) is not Connection or each.transport.is_closing() for each in found)
 
 
 @pytest.mark.anyio
@@ -26,9 +44,8 @@ def number_alive() -> int:
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_nothing_of_a_request_waits_for_the_collector(site, mode, is_streamed):
     """Its pauses stop all streams: with what hundreds of requests a second would leave, for a tenth of a second."""
-    chunks = [b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"]
     prefill = await site.prefill(answers({"kv_transfer_params": PARAMS}))
-    decode = await site.decode(streams(*chunks) if is_streamed else answers({"choices": [{"text": "a"}]}))
+    decode = await site.decode(streams(*CHUNKS) if is_streamed else answers({"choices": [{"text": "a"}]}))
     client = await site.router([prefill], [decode])
     body = {"prompt": "A", "max_tokens": 1, "stream": is_streamed}
     gc.collect()
@@ -39,6 +56,43 @@ async def test_nothing_of_a_request_waits_for_the_collector(site, mode, is_strea
             async with client.post(body, x_kvberth_mode=mode) as response:
                 assert response.status == 200
                 await response.read()
+        await until(lambda: number_alive() <= before)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+async def test_nothing_of_a_request_that_ends_badly_waits_for_the_collector(site, mode, is_streamed, end):
+    """Their bodies would fill the memory: the collector comes for everything after a million objects."""
+    behave_p, behave_d = ENDS[end]
+    prefill, decode = await site.prefill(behave_p), await site.decode(behave_d)
+    client = await site.router([prefill], [decode], max_retries=1)
+    body = {"prompt": "A" if end != "the request is none" else 7.5, "max_tokens": 1, "stream": is_streamed}
+    headers = {"x_kvberth_mode": mode}
+    if end == "the deadline comes":
+        headers["x_kvberth_timeout_seconds"] = "0.1"
+
+    async def ask() -> None:
+        try:
+            async with (
+                asyncio.timeout(0.15 if "client leaves" in end else 10),
+                client.post(body, **headers) as response,
+            ):
+                await response.read()
+        except (TimeoutError, aiohttp.ClientError):
+            pass
+
+    await ask()
+    await client.until_idle()
+    gc.collect()
+    before = number_alive()
+    gc.disable()
+    try:
+        for _ in range(5):
+            await ask()
         await until(lambda: number_alive() <= before)
     finally:
         gc.enable()

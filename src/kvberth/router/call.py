@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kvberth.router.answer import Header
 from kvberth.router.deadline import allowed_seconds, queue_timeout
-from kvberth.router.errors import RouterError
+from kvberth.router.errors import RouterError, without_frames
 from kvberth.router.exchange import Service
 from kvberth.router.headers import REQUEST_ID, TIMEOUT
 from kvberth.router.reply import CONNECTION, ClientConnection, Reply
@@ -72,7 +72,7 @@ class Call(ABC):
         try:
             await self._run_admitted(receive)
         except RouterError as error:
-            await self._send_error(error, receive)
+            await self._send_error(without_frames(error), receive)
         except _ClientStalledError:
             await self._drop_client(receive)
         except Exception:

@@ -132,6 +132,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget(self)
+        del self._parser  # which knows this connection: the two would wait for the garbage collector
         if self._ask is None:
             return
         if self._status and not self._is_framed and error is None:

@@ -6,15 +6,17 @@ clients of other APIs `forms.py` puts them in other words.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from kvberth.router.answer import Header
 
-__all__ = ["Failure", "FailureKind", "Leg", "RouterError"]
+__all__ = ["Failure", "FailureKind", "Leg", "RouterError", "without_frames"]
 
 Leg = Literal["prefill", "decode"]
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class FailureKind(StrEnum):
@@ -101,3 +103,15 @@ class RouterError(Exception):
     def body(self) -> bytes:
         """The JSON to send."""
         return msgspec.json.encode({"error": msgspec.Raw(self.fields())})
+
+
+def without_frames(error: _Error) -> _Error:
+    """The error, which no longer knows where it and what has led to it were raised.
+
+    The frames of that know the request, and it the error: all of it, bodies too, would wait for the garbage collector.
+    """
+    severed: BaseException | None = error
+    while severed is not None and severed.__traceback__ is not None:
+        severed.__traceback__ = None
+        severed = severed.__cause__ or severed.__context__
+    return error

@@ -17,7 +17,7 @@ from kvberth.router.config import Mode
 from kvberth.router.continuation import Continuation
 from kvberth.router.deadline import Spent
 from kvberth.router.engines import Engine
-from kvberth.router.errors import RouterError
+from kvberth.router.errors import RouterError, without_frames
 from kvberth.router.exchange import Exchange, Service
 from kvberth.router.fields import Endpoint
 from kvberth.router.headers import BINDING, MODE, PATH, REASON, id_headers, request_headers
@@ -133,7 +133,7 @@ class _Generation(Call):
                 self._note_break(error)
                 if continuation is None or not continuation.is_possible or exchange.life.retries_left == 0:
                     raise
-                broken = error
+                broken = without_frames(error)
             except RouterError as error:
                 raise broken or error from None
             else:
