@@ -9,12 +9,14 @@ from kvberth.drills.states import ProcessState
 MB = 1_000_000
 
 
-def samples(per_hour_bytes: float, *, noise_bytes: float = MB, count: int = 60, pid: int = 7) -> list[MemorySample]:
-    """One a minute of a process of 1.2 GB."""
+def samples(
+    per_hour_bytes: float, *, noise_bytes: float = MB, count: int = 60, pid: int = 7, every: float = 60.0
+) -> list[MemorySample]:
+    """Of a process of 1.2 GB."""
     noise = np.random.default_rng(0).normal(0, noise_bytes, count)
     return [
-        MemorySample(minute * 60.0, {"router": _process(1200 * MB + per_hour_bytes * minute / 60 + noise[minute], pid)})
-        for minute in range(count)
+        MemorySample(at, {"router": _process(1200 * MB + per_hour_bytes * at / 3600 + noise[number], pid)})
+        for number, at in enumerate(every * np.arange(count))
     ]
 
 
@@ -33,7 +35,7 @@ def test_growth_is_found(growth, is_found):
 
 def test_noise_is_no_growth():
     """What may be chance is not held against it, and few samples may be chance more easily."""
-    (trend,) = memory_trends(samples(0, noise_bytes=200 * MB, count=12))
+    (trend,) = memory_trends(samples(0, noise_bytes=200 * MB, count=12, every=120.0))
     assert not trend.is_growing
     low, high = trend.interval
     assert low < 0 < high
@@ -46,6 +48,15 @@ def test_the_beginning_does_not_count():
     (trend,) = memory_trends([*early, *samples(0)])
     assert not trend.is_growing
     assert trend.samples < 60
+
+
+def test_what_was_followed_for_minutes_is_not_judged():
+    """It is still shown, with all that was read."""
+    (trend,) = memory_trends(samples(100 * MB, count=15))
+    assert trend.bytes_per_hour > 50 * MB
+    assert not trend.is_judged
+    assert not trend.is_growing
+    assert [at for at, _ in trend.used] == [minute * 60.0 for minute in range(15)]
 
 
 def test_a_new_start_is_another_process():

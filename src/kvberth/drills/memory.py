@@ -14,6 +14,8 @@ __all__ = ["MemorySample", "MemoryTrend", "memory_objections", "memory_trends"]
 _SETTLING_SHARE = 0.25
 """Of the samples, the first: allocators and pools grow to their size before they stay at it."""
 _LEAST_SAMPLES = 4
+_LEAST_HOURS = 0.25
+"""A line through less says nothing of hours: an engine that has just been started still grows to its size."""
 _TOLERATED_SHARE_PER_HOUR = 0.02
 """Of what the process uses. An engine of 1.2 GB that leaked 1 kB per request would pass it at 7 requests per second."""
 _T_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -35,6 +37,8 @@ class MemoryTrend(msgspec.Struct, frozen=True, kw_only=True):
         bytes_per_hour: slope of the line of least squares.
         error_bytes_per_hour: standard error of it.
         mean_bytes: of what it used.
+        used: what it used when, in bytes and seconds from the run's start; `samples`, `hours` and the line are of the
+            later part of it.
     """
 
     name: str
@@ -43,6 +47,12 @@ class MemoryTrend(msgspec.Struct, frozen=True, kw_only=True):
     mean_bytes: float
     bytes_per_hour: float
     error_bytes_per_hour: float
+    used: list[tuple[float, float]] = []
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it was followed for long enough to say that it grows."""
+        return self.hours >= _LEAST_HOURS
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -55,7 +65,7 @@ class MemoryTrend(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_growing(self) -> bool:
         """Beyond doubt (all of the interval) and beyond what is tolerated."""
-        return self.interval[0] > _TOLERATED_SHARE_PER_HOUR * self.mean_bytes
+        return self.is_judged and self.interval[0] > _TOLERATED_SHARE_PER_HOUR * self.mean_bytes
 
 
 def memory_trends(samples: Sequence[MemorySample]) -> list[MemoryTrend]:
@@ -68,7 +78,7 @@ def memory_trends(samples: Sequence[MemorySample]) -> list[MemoryTrend]:
     for (name, _), points in by_process.items():
         settled = points[math.ceil(_SETTLING_SHARE * len(points)) :]
         if len(settled) >= _LEAST_SAMPLES:
-            trends.append(_trend(name, settled))
+            trends.append(_trend(name, points, settled))
     return trends
 
 
@@ -82,18 +92,19 @@ def memory_objections(trends: Sequence[MemoryTrend]) -> list[str]:
     ]
 
 
-def _trend(name: str, points: Sequence[tuple[float, float]]) -> MemoryTrend:
-    hours, used = np.array([[at / 3600, rss] for at, rss in points]).T
+def _trend(name: str, points: list[tuple[float, float]], settled: Sequence[tuple[float, float]]) -> MemoryTrend:
+    hours, used = np.array([[at / 3600, rss] for at, rss in settled]).T
     centred = hours - hours.mean()
     spread = float(centred @ centred)
     slope = float(centred @ used) / spread
     residuals = used - used.mean() - slope * centred
-    variance = float(residuals @ residuals) / (len(points) - 2)
+    variance = float(residuals @ residuals) / (len(settled) - 2)
     return MemoryTrend(
         name=name,
-        samples=len(points),
+        samples=len(settled),
         hours=float(hours[-1] - hours[0]),
         mean_bytes=float(used.mean()),
         bytes_per_hour=slope,
         error_bytes_per_hour=math.sqrt(variance / spread),
+        used=[(round(at, 1), rss) for at, rss in points],
     )

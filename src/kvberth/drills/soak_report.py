@@ -59,10 +59,11 @@ def soak_page(report: SoakReport) -> str:
 
 def _memory_row(trend: MemoryTrend) -> str:
     low, high = trend.interval
+    verdict = ("yes" if trend.is_growing else "no") if trend.is_judged else "not judged"
     return (
         f"| {trend.name} | {trend.hours * 60:.0f} | {trend.samples} | {trend.mean_bytes / _MB:.0f} MB "
         f"| {trend.bytes_per_hour / _MB:+.1f} MB ({low / _MB:+.1f} to {high / _MB:+.1f}) "
-        f"| {'yes' if trend.is_growing else 'no'} |"
+        f"| {verdict} |"
     )
 
 
