@@ -13,11 +13,12 @@ from kvberth.router.exchange import Exchange
 from kvberth.router.legs import DecodeLeg, PrefillLeg
 from kvberth.router.life import Life
 from kvberth.router.proxy import _Generation
+from kvberth.router.server import _Connection
 
 from .fakes import answers, dies, half_answer, hangs, streams, until
 
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 14579}
-KINDS = (_Generation, Exchange, Life, PrefillLeg, DecodeLeg, Ask, Connection)
+KINDS = (_Generation, Exchange, Life, PrefillLeg, DecodeLeg, Ask, Connection, _Connection)
 CHUNKS = [b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"]
 ENDS = {
     "the client leaves before a token": (answers({"kv_transfer_params": PARAMS}), hangs),
@@ -29,14 +30,14 @@ ENDS = {
     "the stream breaks": (answers({"kv_transfer_params": PARAMS}), streams(CHUNKS[0], then=dies)),
     "the answer breaks": (answers({"kv_transfer_params": PARAMS}), half_answer(b'{"choices":')),
     "the decode worker fails": (answers({"kv_transfer_params": PARAMS}), answers({}, status=500)),
-    "the request is none": (answers({"kv_transfer_params": PARAMS}), hangs),
+    "the request is wrong": (answers({"kv_transfer_params": PARAMS}), hangs),
 }
 
 
 def number_alive() -> int:
     """Connections that stand do not count: they wait for the next request."""
     found = [each for each in gc.get_objects() if type(each) in KINDS]  # `isinstance` wakes lazy modules
-    return sum(type(each) is not Connection or each.transport.is_closing() for each in found)
+    return sum(not isinstance(each, Connection | _Connection) or each.transport.is_closing() for each in found)
 
 
 @pytest.mark.anyio
@@ -70,8 +71,8 @@ async def test_nothing_of_a_request_that_ends_badly_waits_for_the_collector(site
     behave_p, behave_d = ENDS[end]
     prefill, decode = await site.prefill(behave_p), await site.decode(behave_d)
     client = await site.router([prefill], [decode], max_retries=1)
-    body = {"prompt": "A" if end != "the request is none" else 7.5, "max_tokens": 1, "stream": is_streamed}
-    headers = {"x_kvberth_mode": mode}
+    body = {"prompt": "A", "max_tokens": 1, "stream": is_streamed}
+    headers = {"x_kvberth_mode": mode if end != "the request is wrong" else "sideways"}
     if end == "the deadline comes":
         headers["x_kvberth_timeout_seconds"] = "0.1"
 

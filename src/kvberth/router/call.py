@@ -46,7 +46,7 @@ class Call(ABC):
         self.service = service
         self.headers = Headers(scope=scope)
         self.request_id: str = scope[REQUEST_ID]
-        self._connection: ClientConnection = scope[CONNECTION]
+        self._connection: ClientConnection = scope[CONNECTION]()
         self.reply = Reply(send, self._connection, path)
         self.arrived = time.monotonic()
         self.queue_seconds = 0.0

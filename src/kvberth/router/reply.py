@@ -18,7 +18,7 @@ from kvberth.router.headers import JSON
 __all__ = ["CONNECTION", "ClientConnection", "Reply", "Watcher"]
 
 CONNECTION = "kvberth.connection"
-"""The key of a scope under which our server puts the client's connection."""
+"""The key of a scope under which our server puts a weak reference to the client's connection."""
 
 
 class Watcher(Protocol):

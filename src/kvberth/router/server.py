@@ -5,6 +5,7 @@ import contextlib
 import gc
 import socket
 import sys
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -156,9 +157,9 @@ class _Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """A request begins; its scope gets the connection."""
+        """A request begins; its scope gets the connection, which holds it: by strong references none would ever go."""
         super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.scope[CONNECTION] = weakref.ref(self)  # type: ignore[literal-required]
 
     def on_response_complete(self) -> None:
         """Nothing more comes of this answer."""
