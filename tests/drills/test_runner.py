@@ -109,7 +109,7 @@ def _quick(monkeypatch):
         ("_UNAWARE_SECONDS", (0.1, 0.2)),
         ("_AFTER_SECONDS", 0.3),
         ("_REACTION_SECONDS", 0.1),
-        ("_TCP_SECONDS", 0.5),
+        ("_MENDING_SECONDS", 0.5),
         ("_LOOK_SECONDS", 0.02),
         ("_QUIET_SECONDS", 0.0),
         ("_WHOLE_SECONDS", 0.2),
@@ -206,8 +206,8 @@ def test_decode_workers_that_stay_alone_fail_the_drill(cluster):
     assert any(each.endswith("handoffs to decode-0 failed although all was well again") for each in row.problems)
 
 
-def test_handoffs_may_fail_for_a_while_where_packets_were_lost(cluster):
-    """TCP waits before it sends again. Nothing else has an excuse."""
+def test_handoffs_may_fail_for_a_while_where_messages_were_lost(cluster):
+    """TCP waits before it sends again, and engines for answers. Nothing else has an excuse."""
 
     class SlowlyMended(FakeFault):
         def end(self, cluster: FakeCluster) -> None:

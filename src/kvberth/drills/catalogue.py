@@ -80,6 +80,11 @@ class Drill:
     traffic: TrafficShape = field(default_factory=TrafficShape)
     traffic_seconds: float = 0.0
 
+    @property
+    def loses_messages(self) -> bool:
+        """Whether words between engines may be lost: with the network, or where only a lease ends what they were of."""
+        return self.needs_network or self.settle_seconds >= _AFTER_LEASE
+
 
 _PROCESSES = (
     Drill(

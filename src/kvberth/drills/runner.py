@@ -43,10 +43,10 @@ _UNAWARE_SECONDS = (0.5, 2.0)
 """A fault that the router has noticed lasts for so much longer."""
 _REACTION_SECONDS = 2.0
 """So long after a fault requests may still be sent where it was felt."""
-_TCP_SECONDS = 4.0
-"""Where packets were lost, connections may be silent for so much longer: TCP doubles its timeouts, so that it can wait
-for as long again as the fault has lasted before it sends anything. Engines that hear nothing give each other up within
-these, and hand nothing over until then."""
+_MENDING_SECONDS = 4.0
+"""Where messages were lost, two engines may hear nothing of each other for so much longer, and hand nothing over: TCP
+doubles its timeouts, so that it can wait for as long again as the fault has lasted before it sends anything, and an
+answer to a greeting is waited for as long as silence is borne, 3 s."""
 _AFTER_SECONDS = 2.0
 """Traffic goes on for so long after that, and is served rightly."""
 _WHOLE_SECONDS = 60.0
@@ -81,7 +81,7 @@ async def run_drill(
             blow = await _strike(cluster, drill, fault, victims, clock, samples, chance)
             back = await _await_whole(cluster, down, clock)
             window = _felt(blow, back)
-            await clock.sleep_until(window.end + (_TCP_SECONDS if drill.needs_network else 0.0))
+            await clock.sleep_until(window.end + (_MENDING_SECONDS if drill.loses_messages else 0.0))
             healed = await asyncio.to_thread(cluster.engine_states)
             await clock.sleep_until(max(clock.now(), drill.traffic_seconds) + _AFTER_SECONDS)
         except BaseException:
