@@ -214,11 +214,11 @@ def test_handoffs_may_fail_for_a_while_where_messages_were_lost(cluster):
             self.mending = threading.Timer(0.3, super().end, (cluster,))
             self.mending.start()
 
-    for needs_network in (True, False):
+    for changes, is_excused in (({"needs_network": True}, True), ({"settle_seconds": 25.0}, True), ({}, False)):
         fault = SlowlyMended("is_alone", True, False)
-        row = run(cluster, fault, needs_network=needs_network)
+        row = run(cluster, fault, **changes)
         fault.mending.join()
-        assert (row.problems == []) is needs_network
+        assert (row.problems == []) is is_excused
 
 
 def test_engine_that_is_down_must_be_called_so(cluster):

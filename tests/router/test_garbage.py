@@ -20,17 +20,18 @@ from .fakes import answers, dies, half_answer, hangs, streams, until
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 14579}
 KINDS = (_Generation, Exchange, Life, PrefillLeg, DecodeLeg, Ask, Connection, _Connection)
 CHUNKS = [b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"]
+PREFILLED = answers({"kv_transfer_params": PARAMS})
 ENDS = {
-    "the client leaves before a token": (answers({"kv_transfer_params": PARAMS}), hangs),
+    "the client leaves before a token": (PREFILLED, hangs),
     "the client leaves in the prefill": (hangs, hangs),
-    "the client leaves in mid-stream": (answers({"kv_transfer_params": PARAMS}), streams(CHUNKS[0], then=hangs)),
-    "the deadline comes": (answers({"kv_transfer_params": PARAMS}), hangs),
+    "the client leaves in mid-stream": (PREFILLED, streams(CHUNKS[0], then=hangs)),
+    "the deadline comes": (PREFILLED, hangs),
     "the prefill worker dies": (dies, answers({"choices": [{"text": "a"}]})),
-    "the decode worker dies": (answers({"kv_transfer_params": PARAMS}), dies),
-    "the stream breaks": (answers({"kv_transfer_params": PARAMS}), streams(CHUNKS[0], then=dies)),
-    "the answer breaks": (answers({"kv_transfer_params": PARAMS}), half_answer(b'{"choices":')),
-    "the decode worker fails": (answers({"kv_transfer_params": PARAMS}), answers({}, status=500)),
-    "the request is wrong": (answers({"kv_transfer_params": PARAMS}), hangs),
+    "the decode worker dies": (PREFILLED, dies),
+    "the stream breaks": (PREFILLED, streams(CHUNKS[0], then=dies)),
+    "the answer breaks": (PREFILLED, half_answer(b'{"choices":')),
+    "the decode worker fails": (PREFILLED, answers({}, status=500)),
+    "the request is wrong": (PREFILLED, hangs),
 }
 
 
@@ -45,7 +46,7 @@ def number_alive() -> int:
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_nothing_of_a_request_waits_for_the_collector(site, mode, is_streamed):
     """Its pauses stop all streams: with what hundreds of requests a second would leave, for a tenth of a second."""
-    prefill = await site.prefill(answers({"kv_transfer_params": PARAMS}))
+    prefill = await site.prefill(PREFILLED)
     decode = await site.decode(streams(*CHUNKS) if is_streamed else answers({"choices": [{"text": "a"}]}))
     client = await site.router([prefill], [decode])
     body = {"prompt": "A", "max_tokens": 1, "stream": is_streamed}

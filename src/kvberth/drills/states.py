@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvberth.launch.metrics import MetricsPage
+from kvberth.protocol import End, Reason
 
 __all__ = [
     "STATE_METRICS",
@@ -27,7 +28,7 @@ _USAGE, _LEASED, _CORRUPTIONS, _TRANSFERS = (
 _REQUESTS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 STATE_METRICS = (_USAGE, _LEASED, *_REQUESTS, _CORRUPTIONS, _TRANSFERS)
 """What `engine_state` reads."""
-_MOVED_ON = ("prefill_aborted", "handed_over")
+_MOVED_ON = (Reason.PREFILL_ABORTED, Reason.HANDED_OVER)
 
 _THREADS_SLACK, _FILES_SLACK = 8, 24
 """Threads of a pool that had no work before, connections that are kept for a while. What leaks in every drill grows
@@ -86,7 +87,7 @@ class ProcessState:
 
 def engine_state(page: MetricsPage, num_blocks: int) -> EngineState:
     """What an engine with a KV cache of so many blocks says of itself."""
-    failed = {"role": "consumer", "end": "failed"}
+    failed = {"role": "consumer", "end": End.FAILED}
     moved_on = sum(page.value(_TRANSFERS, **failed, reason=each) for each in _MOVED_ON)
     return EngineState(
         held_blocks=round(page.value(_USAGE) * num_blocks),
