@@ -4,6 +4,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import pytest
@@ -41,6 +42,19 @@ def number_alive() -> int:
     return sum(not isinstance(each, Connection | _Connection) or each.transport.is_closing() for each in found)
 
 
+async def leaves_nothing(ask: Callable[[], Awaitable[None]]) -> None:
+    """Five requests, without the collector."""
+    gc.collect()
+    before = number_alive()  # of other tests
+    gc.disable()
+    try:
+        for _ in range(5):
+            await ask()
+        await until(lambda: number_alive() <= before)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["push", "pull"])
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -50,17 +64,13 @@ async def test_nothing_of_a_request_waits_for_the_collector(site, mode, is_strea
     decode = await site.decode(streams(*CHUNKS) if is_streamed else answers({"choices": [{"text": "a"}]}))
     client = await site.router([prefill], [decode])
     body = {"prompt": "A", "max_tokens": 1, "stream": is_streamed}
-    gc.collect()
-    before = number_alive()  # of other tests
-    gc.disable()
-    try:
-        for _ in range(5):
-            async with client.post(body, x_kvberth_mode=mode) as response:
-                assert response.status == 200
-                await response.read()
-        await until(lambda: number_alive() <= before)
-    finally:
-        gc.enable()
+
+    async def ask() -> None:
+        async with client.post(body, x_kvberth_mode=mode) as response:
+            assert response.status == 200
+            await response.read()
+
+    await leaves_nothing(ask)
 
 
 @pytest.mark.anyio
@@ -89,15 +99,7 @@ async def test_nothing_of_a_request_that_ends_badly_waits_for_the_collector(site
 
     await ask()
     await client.until_idle()
-    gc.collect()
-    before = number_alive()
-    gc.disable()
-    try:
-        for _ in range(5):
-            await ask()
-        await until(lambda: number_alive() <= before)
-    finally:
-        gc.enable()
+    await leaves_nothing(ask)
 
 
 LOADED = """
