@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kvberth.drills.catalogue import DRILLS
 from kvberth.drills.cluster import DECODE, PREFILL, ROUTER
-from kvberth.drills.memory import MemoryTrend
+from kvberth.drills.memory import MemoryTrend, Slope
 from kvberth.drills.results import DrillRow, report_of
 from kvberth.drills.soak_report import SoakReport, soak_page
 from kvberth.drills.states import ProcessState
@@ -85,7 +85,10 @@ def test_each_drill_has_its_minute_before_one_comes_again():
         assert each.victims in [((),), ((PREFILL[1],),), ((DECODE[1],),), ((ROUTER,),)]
 
 
-TREND = MemoryTrend(name="router", samples=45, hours=0.75, mean_bytes=8e7, bytes_per_hour=1e6, error_bytes_per_hour=5e5)
+SLOPE = Slope(samples=45, bytes_per_hour=1e6, error_bytes_per_hour=5e5)
+PARTS = [Slope(samples=15, bytes_per_hour=per_hour, error_bytes_per_hour=5e5) for per_hour in (3e6, 0.0, 0.0)]
+TREND = MemoryTrend(name="router", hours=0.75, mean_bytes=8e7, slope=SLOPE, parts=PARTS)
+SHORT = MemoryTrend(name="decode-1", hours=0.1, mean_bytes=1e9, slope=SLOPE, parts=[])
 
 
 def test_the_page_has_it_all():
@@ -101,12 +104,13 @@ def test_the_page_has_it_all():
             capacity=10.0,
             leaving=0.1,
             drills=report_of(rows),
-            memory=[TREND],
+            memory=[TREND, SHORT],
             problems=["router grows"],
         )
     )
     assert page.startswith("60 minutes, 7.0 requests per second (70% of what the machine can do), of which 10% were")
     assert "Of 20 requests 18 were right, 1 left, 0 refused, 0 broken, 0 wrong and 1 hung" in page
-    assert "| router | 45 | 45 | 80 MB | +1.0 MB (-0.0 to +2.0) | no |" in page
+    assert "| router | 45 | 45 | 80 MB | +1.0 MB (-0.0 to +2.0) | +3.0, +0.0, +0.0 | no |" in page
+    assert "| decode-1 | 6 | 45 | 1000 MB | +1.0 MB (-0.0 to +2.0) | - | not judged |" in page
     assert "| far | 1 | 900 packets | 10 |" in page
     assert page.endswith("* router grows\n* minute 2, calm: request 3 hung: x\n")

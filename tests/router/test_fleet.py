@@ -6,7 +6,7 @@ from kvberth.router.breaker import BreakerState, Outcome
 from kvberth.router.choice import DecodePolicy, PrefillPolicy, RequestFacts
 from kvberth.router.engines import EngineInfo, Role, Source
 from kvberth.router.fleet import Fleet
-from kvberth.router.load import Held
+from kvberth.router.load import EngineLoad, Held
 
 FACTS = RequestFacts(100, (1,))
 P_INFO = EngineInfo(Role.PREFILL, "e1", "10.0.0.1", 14579, 2)
@@ -83,6 +83,17 @@ def test_what_is_in_flight_is_counted_with_its_tokens():
     assert (engine.held, engine.prefixes.match(FACTS.prefixes)) == (Held(1, 100), 1)
     fleet.leave(visit)
     assert engine.held == Held(0, 0)
+
+
+def test_beginnings_are_remembered_for_as_long_as_the_engine_may_have_them():
+    """Eight of its KV caches, or without end where it does not say how much it holds."""
+    fleet = ready_fleet()
+    small, unknown = fleet.decode
+    small.take_load(EngineLoad(0.0, Held(), 0, 0, kv_usage=0.0, kv_capacity_tokens=100))
+    for engine in (small, unknown):
+        for digest in range(20):
+            fleet.leave(fleet.enter(engine, RequestFacts(100, (digest,)), 0))
+    assert (len(small.prefixes), len(unknown.prefixes)) == (8, 20)
 
 
 def test_a_request_sees_the_fleet_with_its_facts_and_the_time():

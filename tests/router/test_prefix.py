@@ -69,3 +69,16 @@ def test_what_was_seen_too_long_ago_does_not_count():
     assert (memory.match([1], 900), memory.match([1], 1000)) == (0, 1)
     memory.remember([1, 3])
     assert memory.match([1, 3], 900) == 2
+
+
+def test_what_the_engine_cannot_have_any_more_is_forgotten():
+    """However few they are; what is seen again stays."""
+    memory = PrefixMemory()
+    memory.remember([1], 100, within_tokens=1000)
+    memory.remember([2], 900, within_tokens=1000)
+    memory.remember([3], 100, within_tokens=1000)
+    assert len(memory) == 2
+    memory.remember([2, 4], 900, within_tokens=1000)
+    assert [memory.match([each]) for each in (1, 2, 3, 4)] == [0, 1, 1, 1]
+    memory.remember([5], 2000, within_tokens=1000)
+    assert len(memory) == 0

@@ -206,9 +206,10 @@ def _print_row(console: Console, row: "DrillRow") -> None:
 def _print_memory(result: "SoakReport") -> None:
     typer.echo(f"{result.seconds:.0f} s at {result.rate:.1f} requests/s, of {result.capacity:.1f} that it can do")
     for each in result.memory:
+        low, high = each.slope.interval
         typer.echo(
-            f"{each.name}: {each.mean_bytes / 1e6:.0f} MB, {each.bytes_per_hour / 1e6:+.1f} MB per hour "
-            f"({each.interval[0] / 1e6:+.1f} to {each.interval[1] / 1e6:+.1f}) over {each.hours * 60:.0f} minutes"
+            f"{each.name}: {each.mean_bytes / 1e6:.0f} MB, {each.slope.bytes_per_hour / 1e6:+.1f} MB per hour "
+            f"({low / 1e6:+.1f} to {high / 1e6:+.1f}) over {each.hours * 60:.0f} minutes"
         )
 
 

@@ -46,8 +46,8 @@ def soak_page(report: SoakReport) -> str:
         f"{drills.wrong} wrong and {drills.hung} hung; {drills.leaked_blocks} blocks leaked, {drills.corruptions} "
         f"corruptions, {drills.failed} minutes failed.",
         "",
-        "| process | minutes | samples | memory | slope per hour, 95% interval | grows |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| process | minutes | samples | memory | slope per hour, 95% interval | of its thirds | grows |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(_memory_row(each) for each in report.memory),
         "",
         table_of(drills.rows).rstrip(),
@@ -58,12 +58,13 @@ def soak_page(report: SoakReport) -> str:
 
 
 def _memory_row(trend: MemoryTrend) -> str:
-    low, high = trend.interval
+    slope = trend.slope
+    low, high = slope.interval
+    parts = ", ".join(f"{each.bytes_per_hour / _MB:+.1f}" for each in trend.parts) or "-"
     verdict = ("yes" if trend.is_growing else "no") if trend.is_judged else "not judged"
     return (
-        f"| {trend.name} | {trend.hours * 60:.0f} | {trend.samples} | {trend.mean_bytes / _MB:.0f} MB "
-        f"| {trend.bytes_per_hour / _MB:+.1f} MB ({low / _MB:+.1f} to {high / _MB:+.1f}) "
-        f"| {verdict} |"
+        f"| {trend.name} | {trend.hours * 60:.0f} | {slope.samples} | {trend.mean_bytes / _MB:.0f} MB "
+        f"| {slope.bytes_per_hour / _MB:+.1f} MB ({low / _MB:+.1f} to {high / _MB:+.1f}) | {parts} | {verdict} |"
     )
 
 

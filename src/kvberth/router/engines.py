@@ -4,6 +4,7 @@ An engine tells its role and its control address itself, in the `kvberth:engine_
 one URL per engine is all that a person configures.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +18,8 @@ from kvberth.router.prefix import PrefixMemory
 __all__ = ["Engine", "EngineInfo", "Role", "Source", "engine_url", "parse_engine_info"]
 
 _INFO_METRIC = "kvberth:engine_info"
+# Offloaded to the host's memory or to disks, KV caches may be as much more than what an engine says that it holds.
+_REMEMBERED_CACHES = 8
 
 
 class Role(StrEnum):
@@ -116,6 +119,12 @@ class Engine:
         if self.load is None or self.load.kv_capacity_tokens is None:
             return None
         return self.load.kv_capacity_tokens * (1 - self.load.kv_usage) - (self.held.tokens - self.load.held.tokens)
+
+    @property
+    def remembered_tokens(self) -> float:
+        """How many tokens ago a prompt may have come whose KV cache it may have still, offloaded ones among them."""
+        capacity = self.load.kv_capacity_tokens if self.load else None
+        return _REMEMBERED_CACHES * capacity if capacity else math.inf
 
     @property
     def is_needed(self) -> bool:

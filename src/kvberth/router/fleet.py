@@ -131,7 +131,7 @@ class Fleet:
         self._turn += 1
         engine.last_turn = self._turn
         engine.held = Held(engine.held.requests + 1, engine.held.tokens + facts.prompt_tokens)
-        engine.prefixes.remember(facts.prefixes, facts.prompt_tokens)
+        engine.prefixes.remember(facts.prefixes, facts.prompt_tokens, engine.remembered_tokens)
         before = engine.breaker.state
         visit = Visit(engine, facts.prompt_tokens, now, engine.breaker.enter(now))
         self._tell_breaker(engine, before)

@@ -63,14 +63,20 @@ class PrefixMemory:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def remember(self, digests: Sequence[int], prompt_tokens: int = 0) -> None:
-        """The engine is sent a prompt of so many tokens, with these beginnings."""
+    def remember(self, digests: Sequence[int], prompt_tokens: int = 0, within_tokens: float = float("inf")) -> None:
+        """The engine is sent a prompt of so many tokens, with these beginnings.
+
+        What was seen before the last `within_tokens` tokens is forgotten: the engine has it no more.
+        """
         for digest in reversed(digests):  # a beginning is not forgotten before what it is the beginning of
             if digest in self._seen:
                 self._seen.move_to_end(digest)
             self._seen[digest] = self._sent_tokens
         self._sent_tokens += prompt_tokens
         while len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+        oldest = self._sent_tokens - within_tokens
+        while self._seen and next(iter(self._seen.values())) < oldest:
             self._seen.popitem(last=False)
 
     def match(self, digests: Sequence[int], within_tokens: float = float("inf")) -> int:
