@@ -75,6 +75,7 @@ def test_an_engine_is_read_from_its_metrics():
             ended("consumer", End.FAILED, Reason.PEER_LOST, 5),
             ended("consumer", End.FAILED, Reason.TRANSPORT, 2),
             ended("consumer", End.FAILED, Reason.PREFILL_ABORTED, 11),
+            ended("consumer", End.FAILED, Reason.NEWER_ATTEMPT, 31),
             ended("consumer", End.FAILED, Reason.HANDED_OVER, 17),
             ended("producer", End.FAILED, Reason.TRANSPORT, 13),
         ]

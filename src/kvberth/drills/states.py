@@ -28,7 +28,7 @@ _USAGE, _LEASED, _CORRUPTIONS, _TRANSFERS = (
 _REQUESTS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 STATE_METRICS = (_USAGE, _LEASED, *_REQUESTS, _CORRUPTIONS, _TRANSFERS)
 """What `engine_state` reads."""
-_MOVED_ON = (Reason.PREFILL_ABORTED, Reason.HANDED_OVER)
+_MOVED_ON = (Reason.PREFILL_ABORTED, Reason.NEWER_ATTEMPT, Reason.HANDED_OVER)
 
 _THREADS_SLACK, _FILES_SLACK = 8, 24
 """Threads of a pool that had no work before, connections that are kept for a while. What leaks in every drill grows
