@@ -125,7 +125,7 @@ def free_kv(candidates: Sequence[Engine], facts: RequestFacts, _affinity_seconds
     most = max(free.values())
 
     def nearly_most(share: float) -> list[Engine]:
-        return [engine for engine in candidates if free[engine] >= most - share * _capacity(engine)]
+        return [engine for engine in candidates if free[engine] >= most - share * engine.kv_capacity_tokens]
 
     roomy = [engine for engine in nearly_most(_AFFINITY_SHARE) if free[engine] >= facts.prompt_tokens]
     if familiar := _most_familiar(roomy, facts, by=lambda engine: -free[engine]):
@@ -208,10 +208,6 @@ def _most_familiar(engines: Sequence[Engine], facts: RequestFacts, *, by: Callab
     matches = {engine: engine.prefixes.match(facts.prefixes) for engine in engines}
     seen = [engine for engine in engines if matches[engine]]
     return min(seen, key=lambda engine: (-matches[engine], by(engine)), default=None)
-
-
-def _capacity(engine: Engine) -> int:
-    return engine.load.kv_capacity_tokens or 0 if engine.load else 0
 
 
 def _milliseconds(seconds: float) -> str:

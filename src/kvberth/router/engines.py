@@ -121,10 +121,14 @@ class Engine:
         return self.load.kv_capacity_tokens * (1 - self.load.kv_usage) - (self.held.tokens - self.load.held.tokens)
 
     @property
+    def kv_capacity_tokens(self) -> int:
+        """What its KV cache holds, by the last reading; 0 where that is not known."""
+        return self.load.kv_capacity_tokens or 0 if self.load else 0
+
+    @property
     def remembered_tokens(self) -> float:
         """How many tokens ago a prompt may have come whose KV cache it may have still, offloaded ones among them."""
-        capacity = self.load.kv_capacity_tokens if self.load else None
-        return _REMEMBERED_CACHES * capacity if capacity else math.inf
+        return _REMEMBERED_CACHES * self.kv_capacity_tokens or math.inf
 
     @property
     def is_needed(self) -> bool:

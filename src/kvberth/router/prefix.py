@@ -73,10 +73,8 @@ class PrefixMemory:
                 self._seen.move_to_end(digest)
             self._seen[digest] = self._sent_tokens
         self._sent_tokens += prompt_tokens
-        while len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
         oldest = self._sent_tokens - within_tokens
-        while self._seen and next(iter(self._seen.values())) < oldest:
+        while self._seen and (len(self._seen) > self._capacity or next(iter(self._seen.values())) < oldest):
             self._seen.popitem(last=False)
 
     def match(self, digests: Sequence[int], within_tokens: float = float("inf")) -> int:
