@@ -252,7 +252,7 @@ class _Transport:
         self._peers.add(name)
         return name
 
-    def remove_peer(self, name: str) -> None:
+    def remove_peer(self, name: str, *, is_live: bool) -> None:
         self._peers.discard(name)
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
@@ -392,7 +392,7 @@ class _World:
     def _look(self) -> None:
         """First thing in a turn of the mover's thread."""
         for rank in (self._p, self._d):
-            rank.core.look()
+            rank.core.look(self.now)
 
     def _turn(self) -> None:
         """And the last."""

@@ -157,7 +157,7 @@ class Rig:
                 elif not self.is_cut:
                     self.consumer.core.frame_from_server(ADDRESS, frame, self.now)
             for engine in (self.producer, self.consumer):
-                engine.core.look()
+                engine.core.look(self.now)
                 engine.core.turn(self.now)
                 self._collect(engine)
         return self

@@ -267,7 +267,7 @@ def test_closed_engine_touches_nobody_s_memory_any_more(mode):
     rig.producer.transport.close()
     while not (received := rig.consumer.outbox.take().received):
         rig.now += 0.5
-        rig.consumer.core.look()
+        rig.consumer.core.look(rig.now)
         rig.consumer.core.turn(rig.now)
     assert [report.ok for report in received] == [False]
     assert (rig.consumer.memory == 2).all()
@@ -563,7 +563,7 @@ def test_blocks_of_a_consumer_that_dialled_anew_are_its_own_again():
     event = RequestWaiting(RequestId("d-2"), 0, PUSH, 0, 40, b"digest", (7, 8, 9))
     rig.consumer.core.command(AwaitRequest(other, "P", PORT, event), rig.now)
     for _ in range(2):  # the greeting and its answer, then the registration
-        rig.producer.core.look()
+        rig.producer.core.look(rig.now)
         for _, frame in taken(rig.consumer.wire.to_servers):
             rig.producer.core.frame_from_client(rig.route, frame, rig.now)
         rig.producer.core.turn(rig.now)

@@ -165,9 +165,9 @@ def test_what_landed_after_its_blocks_were_taken_away_does_not_count():
         compute(rig, place, block)
     advance(rig, 0, 1, 2, 3, is_complete=True)
     rig.producer.core.turn(rig.now)  # posted
-    rig.producer.core.look()  # in flight
+    rig.producer.core.look(rig.now)  # in flight
     rig.producer.memory[:] = 99  # somebody else's, as the engine has said:
-    rig.producer.core.look()  # landed
+    rig.producer.core.look(rig.now)  # landed
     rig.producer.core.command(RestartPrefill((rig.key,), PrefillRestarted()), rig.now)
     rig.settle()
     assert rig.received() == []

@@ -168,7 +168,7 @@ class Rank(Outbox):
     def run(self, *works: Callable[[float], None]) -> None:
         """One turn of the mover's thread, as `Mover` gives it."""
         now = self.world.now
-        self.core.look()
+        self.core.look(now)
         for work in works:
             work(now)
         self.core.turn(now, self.step_began)

@@ -151,7 +151,7 @@ class Agent:
         self.peers[name] = self._fabric.agents[name]
         return name
 
-    def remove_peer(self, name: str) -> None:
+    def remove_peer(self, name: str, *, is_live: bool) -> None:
         peer = self.peers.pop(name)
         self._fabric.fail(self, peer)
         if peer.is_stopped or not peer.is_alive:

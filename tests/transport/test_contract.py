@@ -129,9 +129,38 @@ def test_rubbish_metadata_is_an_error(ends):
 def test_removed_peer_is_unknown(ends):
     """After `remove_peer` nothing can be posted to it, and it can come back."""
     one, two, peer = ends
-    one.transport.remove_peer(peer)
+    one.transport.remove_peer(peer, is_live=False)
     with pytest.raises(TransportError):
         one.transport.post(Direction.WRITE, peer, plan_runs(one.regions, two.regions, [0], [0]))
     assert one.transport.add_peer(two.transport.metadata()) == peer
     finish(one, two, one.transport.post(Direction.WRITE, peer, plan_runs(one.regions, two.regions, [0], [9])))
     assert (two.memory[:, 9] == 1).all()
+
+
+def test_what_is_read_from_a_removed_peer_comes_to_an_end(ends):
+    """Done, or failed, and then nothing of it arrives any more; and the peer can be back before that."""
+    one, two, peer = ends
+    for is_back in (False, True):
+        handle = one.transport.post(Direction.READ, peer, plan_runs(one.regions, two.regions, [60], [4]))
+        one.transport.remove_peer(peer, is_live=True)
+        if is_back:
+            assert one.transport.add_peer(two.transport.metadata()) == peer
+        try:
+            finish(one, two, handle)
+        except TransportError:
+            one.transport.release(handle)
+            two.transport.progress()
+            assert (one.memory == 1).all()
+        if not is_back:
+            with pytest.raises(TransportError):
+                one.transport.post(Direction.WRITE, peer, plan_runs(one.regions, two.regions, [0], [0]))
+            assert one.transport.add_peer(two.transport.metadata()) == peer
+        finish(one, two, one.transport.post(Direction.WRITE, peer, plan_runs(one.regions, two.regions, [0], [9])))
+
+
+def test_a_peer_is_removed_once(ends):
+    """The second time it is unknown."""
+    one, _, peer = ends
+    one.transport.remove_peer(peer, is_live=True)
+    with pytest.raises(TransportError, match=peer):
+        one.transport.remove_peer(peer, is_live=True)

@@ -321,9 +321,10 @@ class ConsumerSide:
             self.tell(key, PeerRefused(reason, detail), now)
 
     def _cut(self, peer: PeerName, detail: str, now: float) -> None:
-        """Tear down the transport to a producer, which ends our READs, and only then let its transfers end.
+        """Tear down the transport to a producer, and only then let its transfers end.
 
-        It does not end the producer's WRITEs: those it ends itself, before we come to this (`Timing.grant_seconds`).
+        That ends our READs and, over TCP, what it writes. Besides, it has stopped to write before we come to this
+        (`Timing.grant_seconds`), unless it was stopped itself.
         """
         self._disconnect(peer)
         self._do(self._machine.lose_peer(peer, detail, now), now)
@@ -331,7 +332,7 @@ class ConsumerSide:
     def _disconnect(self, peer: PeerName) -> None:
         agent = self._agents.pop(peer, None)
         if agent is not None:
-            disconnect(self._transport, agent)
+            disconnect(self._transport, agent, is_live=self._machine.has_live(peer))
 
     # Actions.
 

@@ -5,7 +5,8 @@ The core is told the time and never waits, so that a test can run two cores agai
 Memory safety rests on two rules. A producer posts to a consumer only within `Timing.grant_seconds` of a moment of its
 own clock that the consumer has answered, and a consumer takes its blocks back without the producer's word only later
 than that: a producer that was stopped, or that hears late, does not write into blocks that have become somebody
-else's. And every block id that a peer names is checked against its own region before anything is posted.
+else's; nor does it drive the transport before it has cut off a consumer whose time is over. And every block id that a
+peer names is checked against its own region before anything is posted.
 """
 
 from kvberth.keys import Certificate
@@ -60,9 +61,13 @@ class Core:
         """Whether bytes may be moving, so that the transport must be driven on this side."""
         return self._producing.is_moving() or self._consuming.is_moving()
 
-    def look(self) -> None:
-        """First thing in a turn, before the engine's commands are taken: see what has landed by now."""
-        if self.is_moving():
+    def look(self, now: float) -> None:
+        """First thing in a turn, before the engine's commands are taken: drive the transport, see what has landed.
+
+        If a consumer owes us a sign of life, we may have been stopped, and it have taken its blocks back: nothing that
+        we had posted, or that it had asked for, must leave before `turn` has heard of it or cut it off.
+        """
+        if self.is_moving() and not self._producing.is_overdue(now):
             self._transport.progress()
             self._producing.look()
             self._consuming.look()

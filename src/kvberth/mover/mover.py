@@ -141,7 +141,7 @@ class Mover:
             now = time.monotonic()
             # The engine's commands are taken last and carried out first: one that takes blocks away was given before
             # they could be overwritten, and so before anything of that could land or be read.
-            core.look()
+            core.look(now)
             channel.admit(now)
             from_clients = list(channel.from_clients(now))
             from_servers = list(channel.from_servers(now))

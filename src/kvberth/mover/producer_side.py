@@ -95,6 +95,10 @@ class ProducerSide:
         is_read = machine.count(ProducerState.READING) or machine.count(ProducerState.DRAINING)
         return self._flights.is_moving() or bool(is_read)
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether somebody owes us a sign of life; `turn` gives him up if it has not come by then."""
+        return any(self._is_overdue(client, now) for client in self._clients.values())
+
     def look(self) -> None:
         """See what has landed by now; `turn` acts on it."""
         self._flights.look()
@@ -164,11 +168,10 @@ class ProducerSide:
         if self._next_probe is not None and now >= self._next_probe:
             self._probe(now)
         for client in list(self._clients.values()):
-            silence = now - client.silent_since
             if client.gone_since is not None and now - client.gone_since >= self._timing.reconnect_seconds:
                 self._lose(client, "it has closed its connection", now)
-            elif silence >= self._timing.grant_seconds and self._machine.has_live(client.peer):
-                self._lose(client, f"silent for {silence:.1f} s", now)
+            elif self._is_overdue(client, now):
+                self._lose(client, f"silent for {now - client.silent_since:.1f} s", now)
         self._do(self._machine.fire(now, last_look), now)
         proved = {client.agent for client in self._clients.values() if self._is_proved(client, now)}
         for landing in self._flights.advance(proved.__contains__):
@@ -295,18 +298,22 @@ class ProducerSide:
         """
         return self._wire.send_to_client(client.route, encode(Heartbeat(stamp=now)))
 
+    def _is_overdue(self, client: Client, now: float) -> bool:
+        return now - client.silent_since >= self._timing.grant_seconds and self._machine.has_live(client.peer)
+
     def _is_proved(self, client: Client, now: float) -> bool:
         """Whether it still waits for what we write to it, however late it has heard of us."""
         return now - client.proved_at < self._timing.grant_seconds
 
     def _lose(self, client: Client, detail: str, now: float) -> None:
         """Stop posting, cut the connection so that what is in flight comes to an end, and forget the client."""
-        level = logging.ERROR if self._machine.has_live(client.peer) else logging.INFO
+        is_live = self._machine.has_live(client.peer)
+        level = logging.ERROR if is_live else logging.INFO
         _log.log(level, "kvberth: decode worker %s is lost: %s", client.card.engine_id, detail)
         del self._clients[client.peer]
         del self._peer_of_route[client.route]
         self._do(self._machine.lose_peer(client.peer, detail, now), now)
-        disconnect(self._transport, client.agent)
+        disconnect(self._transport, client.agent, is_live=is_live)
         # Now, and not in turn: if it lives, what it registers next may name the same blocks.
         for landing in self._flights.cut_off(client.agent):
             self._landed(landing, now)

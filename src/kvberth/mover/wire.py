@@ -103,10 +103,10 @@ def plan_transfer(
     )
 
 
-def disconnect(transport: Transport, agent: str) -> None:
+def disconnect(transport: Transport, agent: str, *, is_live: bool) -> None:
     """Cut a peer off; that it cannot be done again is not our trouble."""
     try:
-        transport.remove_peer(agent)
+        transport.remove_peer(agent, is_live=is_live)
     except TransportError as error:
         _log.warning("kvberth: %s", error)
 

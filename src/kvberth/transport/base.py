@@ -20,7 +20,7 @@ class Direction(StrEnum):
 
 
 class TransportError(Exception):
-    """A transfer or a peer has failed. Nothing of a transfer that raised it is in flight any more."""
+    """A transfer or a peer has failed."""
 
 
 class Transport(Protocol):
@@ -43,10 +43,18 @@ class Transport(Protocol):
             TransportError: the metadata is not that of a compatible agent.
         """
 
-    def remove_peer(self, name: str) -> None:
-        """Tear our end of the connection down. What we have in flight ends, done or failed, at its next `is_done`.
+    def remove_peer(self, name: str, *, is_live: bool) -> None:
+        """Tear our end of the connection down. What we have in flight comes to an end, done or failed.
 
-        What the peer posts, before or after, may still land: NIXL over UCX keeps the memory open to it.
+        Over TCP nothing that either side has posted lands any more. Over shared memory and RDMA what the peer posts
+        may: NIXL over UCX keeps the memory open to it.
+
+        Args:
+            is_live: whether something may be in flight, in either direction. Then connections that the peer has made
+                are cut as well; and with them, since nobody can tell them apart, those of other agents of its host.
+
+        Raises:
+            TransportError: there is no such peer, or it cannot be removed.
         """
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
@@ -60,7 +68,7 @@ class Transport(Protocol):
         """Whether all bytes of the transfer have arrived.
 
         Raises:
-            TransportError: the transfer failed.
+            TransportError: the transfer failed. Of a READ nothing arrives any more.
         """
 
     def release(self, handle: Handle) -> None:

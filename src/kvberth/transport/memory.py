@@ -80,8 +80,9 @@ class MemoryTransport:
         self._peers[card.name] = card
         return card.name
 
-    def remove_peer(self, name: str) -> None:
-        self._peers.pop(name, None)
+    def remove_peer(self, name: str, *, is_live: bool) -> None:
+        if self._peers.pop(name, None) is None:
+            raise TransportError(f"no peer {name}")
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
         card = self._peers.get(peer)

@@ -8,6 +8,7 @@ released in flight goes on in the background, so `release` is called only for tr
 import itertools
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -34,6 +35,13 @@ _DISCONNECTED = "NIXL_ERR_REMOTE_DISCONNECT"
 
 class _Disconnected(TransportError):
     """The connection with the peer has failed, perhaps long ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    handle: Any
+    direction: Direction
+    peer: str
 
 
 class MemoryType(StrEnum):
@@ -66,9 +74,9 @@ class NixlTransport:
         if backend not in self._agent.backends:
             raise TransportError(f"NIXL has no back end {backend}; it has {sorted(self._agent.plugin_list)}")
         self._registered: list[Any] = []
-        self._handles: dict[Handle, Any] = {}
-        self._peer_of: dict[Handle, str] = {}
+        self._posted: dict[Handle, _Posted] = {}
         self._metadata: dict[str, bytes] = {}
+        self._leaving: dict[str, bytes] = {}
         self._discarding: set[str] = set()
         self._numbers = itertools.count(1)
 
@@ -90,6 +98,10 @@ class NixlTransport:
         return bytes(self._agent.get_agent_metadata())
 
     def add_peer(self, metadata: bytes) -> str:
+        for peer, known in self._leaving.items():
+            if known == metadata:  # it is back before our last READ of it has come to an end
+                self._metadata[peer] = self._leaving.pop(peer)
+                return peer
         try:
             name = self._agent.add_remote_agent(metadata)
         except Exception as error:
@@ -98,31 +110,33 @@ class NixlTransport:
         self._metadata[peer] = metadata
         return peer
 
-    def remove_peer(self, name: str) -> None:
-        try:
-            self._agent.remove_remote_agent(name)
-        except Exception as error:
-            raise TransportError(f"NIXL cannot remove peer {name}: {error}") from error
-        finally:
-            self._discarding.discard(name)
-            if (theirs := self._metadata.pop(name, None)) is not None:
-                abort_connections(self.metadata(), theirs)
+    def remove_peer(self, name: str, *, is_live: bool) -> None:
+        theirs = self._metadata.pop(name, None)
+        if theirs is None:
+            raise TransportError(f"no peer {name}")
+        abort_connections(self.metadata(), theirs, accepted=is_live)
+        if self._is_reading(name):
+            # Of a transfer with an agent that it does not know any more, NIXL says that it has failed, whether it goes
+            # on or not.
+            self._leaving[name] = theirs
+        else:
+            self._remove(name)
 
     def post(self, direction: Direction, peer: str, runs: Runs) -> Handle:
+        if peer not in self._metadata:
+            raise TransportError(f"no peer {peer}")
         try:
             handle = self._post(direction, peer, runs)
         except _Disconnected as error:
             # NIXL never connects again by itself. What fails for this is sent anew, over a connection of its own.
-            if peer in self._peer_of.values():
+            if any(posted.peer == peer for posted in self._posted.values()):
                 raise
             _log.info("kvberth: connecting to %s anew: %s", peer, error)
-            metadata = self._metadata[peer]
-            self.remove_peer(peer)
-            self.add_peer(metadata)
+            self._remove(peer)
+            self.add_peer(self._metadata[peer])
             handle = self._post(direction, peer, runs)
         number = Handle(next(self._numbers))
-        self._handles[number] = handle
-        self._peer_of[number] = peer
+        self._posted[number] = _Posted(handle, direction, peer)
         return number
 
     def _post(self, direction: Direction, peer: str, runs: Runs) -> Any:
@@ -148,34 +162,53 @@ class NixlTransport:
         return handle
 
     def is_done(self, handle: Handle) -> bool:
+        posted = self._posted[handle]
         try:
-            status = self._agent.check_xfer_state(self._handles[handle])
+            status = self._agent.check_xfer_state(posted.handle)
         except Exception as error:  # a dead peer shows as an exception, not as a state
             raise TransportError(f"{type(error).__name__}: {error}") from error
         if status == "ERR":
             raise TransportError("NIXL reports an error of the transfer")
         if status != "DONE":
             return False
-        self._note_connection(self._peer_of[handle])
+        if posted.direction is Direction.WRITE:
+            self._note_connection(posted.peer)
         return True
 
     def release(self, handle: Handle) -> None:
-        del self._peer_of[handle]
-        self._release(self._handles.pop(handle))
+        posted = self._posted.pop(handle)
+        self._release(posted.handle)
+        if posted.peer in self._leaving and not self._is_reading(posted.peer):
+            del self._leaving[posted.peer]
+            self._remove(posted.peer)
 
     def progress(self) -> None:
         self._agent.get_new_notifs()
 
     def close(self) -> None:
-        for handle in list(self._handles):
+        for handle in list(self._posted):
             self.release(handle)
         for registered in self._registered:
             self._agent.deregister_memory(registered)
         self._registered.clear()
         del self._agent
 
+    def _is_reading(self, peer: str) -> bool:
+        return any(posted.peer == peer and posted.direction is Direction.READ for posted in self._posted.values())
+
+    def _remove(self, name: str) -> None:
+        self._discarding.discard(name)
+        try:
+            self._agent.remove_remote_agent(name)
+        except Exception as error:
+            raise TransportError(f"NIXL cannot remove peer {name}: {error}") from error
+
     def _note_connection(self, peer: str) -> None:
-        """The first transfer with a peer has been done, so its connections are there, if it has any."""
+        """The first WRITE to a peer has been done, so its connections are there, if it has any.
+
+        Those over which we only READ are closed as usual: what we have asked for lands nowhere when we have ended, and
+        one that is about to answer had better not be reset (see `transport.tcp`).
+        """
         theirs = self._metadata.get(peer)
         if theirs is not None and peer not in self._discarding:
             self._discarding.add(peer)

@@ -1,7 +1,8 @@
-"""Nothing of a WRITE lands after its end has been given up, over TCP and a network that was cut meanwhile."""
+"""Nothing lands after it has been given up, over TCP and a network that was cut or a peer that was stopped."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.transport.late_writes import FILL
+from tests.transport.late_bytes import FILL
 
 from kvberth.drills.namespaces import Namespaces, why_no_namespaces
 from kvberth.drills.wire import paths
@@ -25,18 +26,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class Program:
-    """`late_writes` in a namespace."""
+    """`late_bytes` in a namespace."""
 
     def __init__(self, network: Namespaces, name: str) -> None:
         self.process = subprocess.Popen(
-            [*network.prefix(name), sys.executable, "-m", "tests.transport.late_writes", name],
+            [*network.prefix(name), sys.executable, "-m", "tests.transport.late_bytes", name],
             cwd=ROOT,
             env={**os.environ, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": network.device(name)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.answer()
 
     def begin(self, *command: Any) -> None:
         assert self.process.stdin is not None
@@ -60,9 +60,10 @@ class Program:
         self.process.communicate()
 
 
-@pytest.fixture
-def network() -> Iterator[Namespaces]:
-    with Namespaces(["writer", "target"], seed=1) as network:
+@pytest.fixture(params=["writer", "target"])
+def network(request) -> Iterator[Namespaces]:
+    """UCX lets one of the two make the connection that both use; by their addresses, whoever moves bytes."""
+    with Namespaces(sorted(["writer", "target"], reverse=request.param == "writer"), seed=1) as network:
         yield network
 
 
@@ -71,6 +72,7 @@ def ends(network) -> Iterator[tuple[Program, Program]]:
     """A writer and its target, after a first WRITE: they are connected."""
     writer, target = Program(network, "writer"), Program(network, "target")
     try:
+        assert (writer.answer(), target.answer()) == ("ready", "ready")
         writer.do("meet", *target.do("card"))
         target.do("meet", *writer.do("card"))
         writer.do("fill", FILL)
@@ -91,6 +93,16 @@ def write(writer: Program, target: Program, first: int, last: int) -> bool:
     return bool(is_done) and landed == last - first
 
 
+def read(writer: Program, target: Program, first: int, last: int) -> bool:
+    """A READ that the writer serves; the target's memory is empty again."""
+    target.do("read", first, last)
+    target.begin("await_done", 5.0)
+    writer.do("progress", 1.0)
+    is_done, values = target.answer(), target.do("values", first, last)
+    target.do("fill", 0)
+    return bool(is_done) and values == [FILL] * (last - first)
+
+
 def cut(network: Namespaces, writer: Program) -> None:
     """The network, with a WRITE of sixteen rows on its way: part of it is in the kernel's buffer."""
     network.set_rules(paths(("writer",), ("target",), loss=1.0))
@@ -102,7 +114,7 @@ def test_a_writer_that_forgets_its_peer_writes_nothing_any_more(network, ends):
     """Though it lives on, and the network comes back; and the two can meet again."""
     writer, target = ends
     cut(network, writer)
-    writer.do("forget")
+    assert writer.do("forget", 1.0)
     network.set_rules([])
     assert target.do("progress", 3.0) == 0
     writer.do("meet", *target.do("card"))
@@ -131,3 +143,55 @@ def test_a_connection_that_was_reset_is_made_anew(network, ends):
         target.do("progress", 1.0)
         assert writer.answer()
         assert writer.do("values", 5, 9) == [first] * 4
+
+
+def test_what_was_read_from_a_stopped_peer_never_lands(ends):
+    """It would answer when it wakes up. The reader waits until that cannot be any more, which is not long."""
+    writer, target = ends
+    writer.process.send_signal(signal.SIGSTOP)
+    target.do("read", 1, 64)
+    assert not target.do("await_done", 0.3)
+    assert target.do("forget", 1.0)
+    wake(writer)
+    assert target.do("progress", 2.0) == 0
+
+
+def test_what_a_stopped_peer_was_writing_never_lands(ends):
+    """Neither what its kernel has, nor what its library has queued behind that."""
+    writer, target = ends
+    writer.do("write", 1, 64)
+    target.do("progress", 0.02)
+    writer.process.send_signal(signal.SIGSTOP)
+    assert target.do("progress", 0.3) < 63
+    target.do("forget", 1.0)
+    target.do("fill", 0)
+    wake(writer)
+    assert target.do("progress", 2.0) == 0
+
+
+def wake(stopped: Program) -> None:
+    """It first gives up on the other side, as the mover does that has slept, and goes on."""
+    stopped.begin("forget", 1.0)
+    stopped.process.send_signal(signal.SIGCONT)
+    assert stopped.answer()
+    stopped.do("progress", 0.1)
+
+
+def test_a_reader_closes_as_usual(ends):
+    """Only one that writes resets its connection when it is killed: UCX ends a process that would answer to a reset."""
+    writer, target = ends
+    assert read(writer, target, 0, 1)
+    assert (writer.do("num_resetting"), target.do("num_resetting")) == (1, 0)
+
+
+def test_both_meet_again(ends):
+    """After one had been stopped, and each has given up on the other."""
+    writer, target = ends
+    writer.process.send_signal(signal.SIGSTOP)
+    target.do("read", 1, 64)
+    assert target.do("forget", 1.0)
+    wake(writer)
+    writer.do("meet", *target.do("card"))
+    target.do("meet", *writer.do("card"))
+    assert write(writer, target, 20, 30)
+    assert read(writer, target, 30, 40)

@@ -1,16 +1,17 @@
-"""One end of a transfer over NIXL, in a process of its own: `test_late_writes` says what to do, a line of JSON each."""
+"""One end of a transfer over NIXL, in a process of its own: `test_late_bytes` says what to do, a line of JSON each."""
 
 import base64
 import json
+import socket
 import sys
 import time
 
 import numpy as np
 
 from kvberth.layout import Region, Runs
-from kvberth.transport.base import Direction, TransportError
+from kvberth.transport.base import Direction, Handle, TransportError
 from kvberth.transport.nixl import MemoryType, NixlTransport
-from kvberth.transport.tcp import abort_connections
+from kvberth.transport.tcp import abort_connections, tcp_sockets
 
 ROWS, ROW_BYTES = 64, 65_536
 FILL = 7
@@ -23,6 +24,7 @@ class End:
         self.memory = np.zeros((ROWS, ROW_BYTES), dtype=np.uint8)
         self.address = self.memory.ctypes.data
         self.transport = NixlTransport(f"{name}-{time.monotonic_ns()}", MemoryType.HOST)
+        self.handle: Handle | None = None
         region = Region(address=self.address, block_stride=ROW_BYTES, block_length=ROW_BYTES)
         self.transport.register([region], ROWS)
 
@@ -61,6 +63,7 @@ class End:
         while time.monotonic() < deadline:
             if self.transport.is_done(self.handle):
                 self.transport.release(self.handle)
+                self.handle = None
                 return True
             time.sleep(0.001)
         return False
@@ -69,13 +72,21 @@ class End:
         """Cut all connections with the other side, as the network may; returns how many there were."""
         return abort_connections(self.transport.metadata(), self.their_metadata)
 
-    def forget(self) -> None:
-        """As the mover does with a lost peer."""
-        self.transport.remove_peer(self.peer)
+    def num_resetting(self) -> int:
+        """How many connections the kernel resets when this process ends."""
+        with tcp_sockets() as sockets:
+            return sum(end.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)[:4] != bytes(4) for end in sockets)
+
+    def forget(self, seconds: float) -> bool:
+        """As the mover does with a lost peer; returns whether what we had posted has come to an end within the time."""
+        self.transport.remove_peer(self.peer, is_live=True)
+        if self.handle is None:
+            return True
         try:
-            self.transport.is_done(self.handle)
+            return self.await_done(seconds)
         except TransportError:
             self.transport.release(self.handle)
+            return True
 
     def progress(self, seconds: float) -> int:
         """Take what comes; returns how many rows are filled then."""
