@@ -73,14 +73,19 @@ def ends(network) -> Iterator[tuple[Program, Program]]:
     writer, target = Program(network, "writer"), Program(network, "target")
     try:
         assert (writer.answer(), target.answer()) == ("ready", "ready")
-        writer.do("meet", *target.do("card"))
-        target.do("meet", *writer.do("card"))
+        meet(writer, target)
         writer.do("fill", FILL)
         assert write(writer, target, 0, 1)
         yield writer, target
     finally:
         writer.close()
         target.close()
+
+
+def meet(writer: Program, target: Program) -> None:
+    """Each is told of the other."""
+    writer.do("meet", *target.do("card"))
+    target.do("meet", *writer.do("card"))
 
 
 def write(writer: Program, target: Program, first: int, last: int) -> bool:
@@ -156,6 +161,22 @@ def test_what_was_read_from_a_stopped_peer_never_lands(ends):
     assert target.do("progress", 2.0) == 0
 
 
+def test_a_peer_that_wakes_up_answers_to_nobody_and_lives_on(ends):
+    """Though it was stopped too late to look at the clock once more; and the two can meet again."""
+    writer, target = ends
+    writer.process.send_signal(signal.SIGSTOP)
+    target.do("read", 1, 64)
+    assert target.do("forget", 1.0)
+    writer.begin("progress", 1.0)
+    writer.process.send_signal(signal.SIGCONT)
+    assert target.do("progress", 2.0) == 0
+    writer.answer()
+    writer.do("forget", 1.0)
+    meet(writer, target)
+    assert write(writer, target, 20, 30)
+    assert read(writer, target, 30, 40)
+
+
 def test_what_a_stopped_peer_was_writing_never_lands(ends):
     """Neither what its kernel has, nor what its library has queued behind that."""
     writer, target = ends
@@ -191,7 +212,6 @@ def test_both_meet_again(ends):
     target.do("read", 1, 64)
     assert target.do("forget", 1.0)
     wake(writer)
-    writer.do("meet", *target.do("card"))
-    target.do("meet", *writer.do("card"))
+    meet(writer, target)
     assert write(writer, target, 20, 30)
     assert read(writer, target, 30, 40)

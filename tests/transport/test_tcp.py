@@ -5,12 +5,18 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kvberth.transport.tcp import abort_connections, discard_unsent_on_close
+from kvberth.transport.tcp import (
+    abort_connections,
+    abort_muted_connections,
+    discard_unsent_on_close,
+    mute_connections,
+)
 
 HOST = "127.0.0.1"
 
@@ -118,6 +124,46 @@ def test_what_a_dead_connection_has_left_is_gone(pairs):
         one.accepted.recv(100)
     with pytest.raises(ConnectionResetError):
         other.accepted.recv(100)
+
+
+def test_bytes_do_not_come_over_a_muted_connection(pairs):
+    """What has come before does, and whoever sends does not notice; until the connection is cut for good."""
+    one, other = pairs
+    one.made.sendall(b"in time")
+    assert mute_connections(one.listener, metadata(HOST, 1)) == 1
+    one.made.sendall(b"too late")
+    assert one.accepted.recv(100) == b"in time"
+    one.accepted.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        one.accepted.recv(100)
+    assert abort_muted_connections(metadata("10.0.0.9", 1)) == 0
+    assert abort_muted_connections(metadata(HOST, 1)) == 1
+    with pytest.raises(ConnectionResetError):
+        one.made.recv(100)
+    other.made.sendall(b"still here")
+    assert other.accepted.recv(100) == b"still here"
+
+
+def test_a_muted_connection_hears_of_its_end(pairs):
+    """Else its owner would keep it for ever."""
+    one, _ = pairs
+    assert mute_connections(b"", one.listener) == 1
+    one.accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.accepted.close()
+    with pytest.raises(ConnectionResetError):
+        one.made.recv(100)
+
+
+def test_none_is_muted_that_may_be_a_neighbours():
+    """He would wait for ever."""
+    with socket.create_server((HOST, 0)) as listener, ExitStack() as stack:
+        ours = metadata(*listener.getsockname())
+        for _ in range(2):
+            made = stack.enter_context(socket.create_connection(listener.getsockname()))
+            accepted = stack.enter_context(listener.accept()[0])
+        assert mute_connections(ours, metadata(HOST, 1)) == 0
+        made.sendall(b"still here")
+        assert accepted.recv(100) == b"still here"
 
 
 def test_strangers_are_left_alone(pairs):

@@ -267,6 +267,18 @@ _NETWORK = (
         needs_network=True,
     ),
     Drill(
+        name="hang-far",
+        what="SIGSTOP of a prefill worker until the router notices, much being on its way: packets are 0.15 s late",
+        victims=_A_PREFILL,
+        fault=lambda victims, _: Pause(victims, paths(PREFILL, DECODE, both_ways=True, delay_seconds=0.15)),
+        hold_seconds=_HANG_HOLD + 1.0,  # it is stopped a second after the network
+        is_down=True,
+        notice_seconds=_HANG_NOTICE + 1.0,
+        excused=_REFUSED,
+        needs_network=True,
+        traffic=TrafficShape(rate=12.0, pull=0.6),
+    ),
+    Drill(
         name="lossy",
         what="3% of all packets are lost",
         fault=lambda _, __: Rules(paths(_EVERYBODY, _EVERYBODY, loss=0.03)),
@@ -386,6 +398,7 @@ CORE = (
     "drain-prefill",
     "hang-prefill",
     "hang-decode",
+    "hang-far",
     "cut-prefill-decode",
     "cut-router-decode",
     "isolate-prefill",

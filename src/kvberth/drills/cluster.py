@@ -41,6 +41,9 @@ PREFILL = ("prefill-0", "prefill-1")
 DECODE = ("decode-0", "decode-1")
 ENGINES = PREFILL + DECODE
 
+_ADDRESSED = (PREFILL[0], *DECODE, *PREFILL[1:], ROUTER)
+"""In the order of their addresses. Which of two engines makes the connection that KV moves over is decided by these."""
+
 LEASE_SECONDS = 20.0
 """Longer than what is left after a drill may live, so that what is free has not merely expired."""
 _CHUNK = 128
@@ -82,7 +85,7 @@ class DrillCluster:
             self._faults = {name: FaultFile.create(self._faults_path(name)) for name in ENGINES}
             self._clocks = {name: ClockFile.create(self._clock_path(name)) for name in (*ENGINES, ROUTER)}
             if self.why_no_network is None:
-                self._network = stack.enter_context(Namespaces([*ENGINES, ROUTER], self._seed))
+                self._network = stack.enter_context(Namespaces(_ADDRESSED, self._seed))
             ports = stack.enter_context(PortLease())
             self._advertised = {name: self._proxy_address(name, ports) for name in PREFILL}
             places = {name: self._place(name) for name in (*ENGINES, ROUTER)}

@@ -33,6 +33,8 @@ __all__ = [
 
 
 _LOOK_SECONDS = 0.3
+_RULES_SECONDS = 1.0
+"""How long the network is at fault before a process is stopped in it, and after it has woken up."""
 _LOG_SECONDS = 3.0
 """Within which a process that can write again does."""
 _CLOCK_SECONDS = 60.0
@@ -115,13 +117,21 @@ class Terminate:
 
 @dataclass(slots=True)
 class Pause:
-    """SIGSTOP, then SIGCONT: a process that hangs and wakes up, and does not know that it has."""
+    """SIGSTOP, then SIGCONT: a process that hangs and wakes up, and does not know that it has.
+
+    Attributes:
+        rules: of the network, from some time before until it has woken up.
+    """
 
     names: tuple[str, ...]
+    rules: tuple[Rule, ...] = ()
     trace: ClassVar[str] = "processes stopped"
     felt: int = 0
 
     def begin(self, cluster: DrillCluster) -> None:
+        if self.rules:
+            cluster.set_rules(*self.rules)
+            time.sleep(_RULES_SECONDS)
         for name in self.names:
             cluster.signal(name, signal.SIGSTOP)
 
@@ -130,6 +140,9 @@ class Pause:
         self.felt = _all(families, lambda each: each.status() == psutil.STATUS_STOPPED)
         for name in self.names:
             cluster.signal(name, signal.SIGCONT)
+        if self.rules:
+            time.sleep(_RULES_SECONDS)
+            cluster.set_rules()
 
 
 @dataclass(slots=True)

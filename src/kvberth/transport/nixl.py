@@ -16,7 +16,12 @@ import numpy as np
 
 from kvberth.layout import Region, Runs
 from kvberth.transport.base import Direction, Handle, TransportError
-from kvberth.transport.tcp import abort_connections, discard_unsent_on_close
+from kvberth.transport.tcp import (
+    abort_connections,
+    abort_muted_connections,
+    discard_unsent_on_close,
+    mute_connections,
+)
 
 try:
     from nixl._api import nixl_agent, nixl_agent_config
@@ -102,6 +107,7 @@ class NixlTransport:
             if known == metadata:  # it is back before our last READ of it has come to an end
                 self._metadata[peer] = self._leaving.pop(peer)
                 return peer
+        abort_muted_connections(metadata)
         try:
             name = self._agent.add_remote_agent(metadata)
         except Exception as error:
@@ -114,6 +120,10 @@ class NixlTransport:
         theirs = self._metadata.pop(name, None)
         if theirs is None:
             raise TransportError(f"no peer {name}")
+        if self._is_reading(name) and mute_connections(self.metadata(), theirs):
+            self.progress()  # what has come by now lands in blocks that are still there
+            self._remove(name)
+            return
         abort_connections(self.metadata(), theirs, accepted=is_live)
         if self._is_reading(name):
             # Of a transfer with an agent that it does not know any more, NIXL says that it has failed, whether it goes

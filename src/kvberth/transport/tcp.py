@@ -26,12 +26,36 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["abort_connections", "discard_unsent_on_close", "tcp_sockets"]
+__all__ = [
+    "abort_connections",
+    "abort_muted_connections",
+    "discard_unsent_on_close",
+    "mute_connections",
+    "tcp_sockets",
+]
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _CLOSED = 7
 """`TCP_CLOSE`, of which `struct tcp_info` begins with the state."""
 _NOBODY = struct.pack("H14x", socket.AF_UNSPEC)
+_SO_ATTACH_FILTER = _SO_GET_FILTER = 26
+_FILTER = ctypes.create_string_buffer(
+    b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in (
+            (0x30, 0, 0, 12),  # the byte with the header's length, in its upper half,
+            (0x54, 0, 0, 0xF0),
+            (0x74, 0, 0, 2),  # in bytes
+            (0x07, 0, 0, 0),
+            (0x80, 0, 0, 0),  # is compared with the length of all:
+            (0x2D, 1, 0, 0),
+            (0x06, 0, 0, 0xFFFFFFFF),  # nothing but a header is let in,
+            (0x06, 0, 0, 0),  # anything more is not
+        )
+    )
+)
+_NO_PAYLOAD = struct.pack("HxxxxxxP", 8, ctypes.addressof(_FILTER))
+"""A program for the kernel (`struct sock_fprog`): acknowledgements and the connection's end come in, bytes do not."""
 _ABORTIVE = struct.pack("ii", 1, 0)
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 _LOOPBACK = {"127.0.0.1", "::1"}
@@ -56,6 +80,31 @@ def abort_connections(ours: bytes, theirs: bytes, *, accepted: bool = True) -> i
             if _is_made(end, theirs) or (accepted and _is_accepted(end, ours, theirs)) or _is_dead(end)
         ]
         return sum(_abort(end) for end in ends)
+
+
+def mute_connections(ours: bytes, theirs: bytes) -> int:
+    """Let no bytes come over this process's connections with that agent any more; returns how many there are.
+
+    It is what a peer gets that may be about to answer our READs: UCX ends a process (1.21, in NIXL 1.5.1) whose answer
+    cannot be sent. The connection stays for it, until it cuts it or is back. What has come before can still be read.
+
+    Returns:
+        0 as well if nobody can tell which connection it is: others would wait for ever over those of other agents.
+    """
+    with tcp_sockets() as sockets:
+        made = [end for end in sockets if _is_made(end, theirs)]
+        accepted = [end for end in sockets if _is_accepted(end, ours, theirs)]
+        if len(accepted) > 1:
+            return 0
+        for end in (*made, *accepted):
+            end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _NO_PAYLOAD)
+        return len(made) + len(accepted)
+
+
+def abort_muted_connections(theirs: bytes) -> int:
+    """Reset those connections with the host of that agent over which nothing comes; returns how many there were."""
+    with tcp_sockets() as sockets:
+        return sum(_abort(end) for end in sockets if _is_muted(end) and _is_with_host(end, theirs))
 
 
 def discard_unsent_on_close(ours: bytes, theirs: bytes) -> int:
@@ -118,11 +167,20 @@ def _is_made(end: socket.socket, theirs: bytes) -> bool:
 
 def _is_accepted(end: socket.socket, ours: bytes, theirs: bytes) -> bool:
     """Whether somebody of that agent's host has made this connection to us."""
+    return _is_with_host(end, theirs) and _listens_at(ours, end.family, *end.getsockname()[:2])
+
+
+def _is_with_host(end: socket.socket, theirs: bytes) -> bool:
     try:
         host = end.getpeername()[0]
     except OSError:  # not connected
         return False
-    return _has_host(theirs, end.family, host) and _listens_at(ours, end.family, *end.getsockname()[:2])
+    return re.search(_device(end.family, host), theirs, re.DOTALL) is not None
+
+
+def _is_muted(end: socket.socket) -> bool:
+    """Whether it has a filter; UCX uses none."""
+    return bool(end.getsockopt(socket.SOL_SOCKET, _SO_GET_FILTER, len(_FILTER)))
 
 
 def _is_dead(end: socket.socket) -> bool:
@@ -148,10 +206,6 @@ def _listens_at(metadata: bytes, family: int, host: str, port: int) -> bool:
         )
         is not None
     )
-
-
-def _has_host(metadata: bytes, family: int, host: str) -> bool:
-    return re.search(_device(family, host), metadata, re.DOTALL) is not None
 
 
 def _device(family: int, host: str) -> bytes:
