@@ -594,6 +594,48 @@ def test_the_producer_stops_writing_before_the_consumer_gives_up():
     assert rig.received() == [("d-1", False, "peer_lost")]
 
 
+def moving(mode) -> tuple[Rig, list[str]]:
+    """A transfer under way that does not end, and what P does with its transport from here on."""
+    rig = Rig()
+    rig.fabric.polls_until_done = 1_000_000
+    rig.announce()
+    rig.wait(mode)
+    rig.finish()
+    rig.settle()
+    transport, done = rig.producer.transport, []
+    drive, remove = transport.progress, transport.remove_peer
+    transport.progress = lambda: (done.append("drive"), drive())
+    transport.remove_peer = lambda name, *, is_live: (done.append(f"remove {is_live}"), remove(name, is_live=is_live))
+    return rig, done
+
+
+@BOTH
+def test_who_wakes_up_cuts_before_the_transport_is_driven(mode):
+    """What P had posted, or was asked for, before it was stopped is for blocks that D has taken back meanwhile."""
+    rig, done = moving(mode)
+    rig.now += 5.0
+    rig.producer.core.look(rig.now)
+    rig.producer.core.turn(rig.now)
+    rig.producer.core.look(rig.now)
+    assert done[0] == "remove True"
+
+
+@BOTH
+def test_a_sign_of_life_that_waits_to_be_read_counts(mode):
+    """P was only busy: the transport rests for one turn, in which D is heard."""
+    rig, done = moving(mode)
+    core = rig.producer.core
+    (client,) = core._producing._clients.values()
+    asked = client.silent_since + 2.0
+    rig.now = asked + 1.0
+    core.look(rig.now)
+    assert done == []
+    core.frame_from_client(rig.route, encode(Alive(asked)), rig.now)
+    core.turn(rig.now)
+    core.look(rig.now)
+    assert done == ["drive"]
+
+
 @pytest.mark.parametrize("stamp", [1e9, float("inf"), float("nan"), -1.0])
 def test_a_peer_cannot_answer_what_was_never_asked(stamp):
     """A stamp of no moment of ours proves nothing."""
