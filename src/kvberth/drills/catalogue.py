@@ -271,9 +271,9 @@ _NETWORK = (
         what="SIGSTOP of a prefill worker until the router notices, much being on its way: packets are 0.15 s late",
         victims=_A_PREFILL,
         fault=lambda victims, _: Pause(victims, paths(PREFILL, DECODE, both_ways=True, delay_seconds=0.15)),
-        hold_seconds=_HANG_HOLD + 1.0,  # it is stopped a second after the network
+        hold_seconds=_HANG_HOLD,
         is_down=True,
-        notice_seconds=_HANG_NOTICE + 1.0,
+        notice_seconds=_HANG_NOTICE,
         excused=_REFUSED,
         needs_network=True,
         traffic=TrafficShape(rate=12.0, pull=0.6),

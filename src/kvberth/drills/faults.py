@@ -34,7 +34,7 @@ __all__ = [
 
 _LOOK_SECONDS = 0.3
 _RULES_SECONDS = 1.0
-"""How long the network is at fault before a process is stopped in it, and after it has woken up."""
+"""How long the network is at fault before a process is stopped in it."""
 _LOG_SECONDS = 3.0
 """Within which a process that can write again does."""
 _CLOCK_SECONDS = 60.0
@@ -120,7 +120,7 @@ class Pause:
     """SIGSTOP, then SIGCONT: a process that hangs and wakes up, and does not know that it has.
 
     Attributes:
-        rules: of the network, from some time before until it has woken up.
+        rules: of the network, from some time before until it wakes up.
     """
 
     names: tuple[str, ...]
@@ -141,7 +141,6 @@ class Pause:
         for name in self.names:
             cluster.signal(name, signal.SIGCONT)
         if self.rules:
-            time.sleep(_RULES_SECONDS)
             cluster.set_rules()
 
 
